@@ -1,0 +1,67 @@
+// Package event is the vocabulary that all rooms share: what an event is, and where in the stream of
+// commits it stands. It does no I/O and knows neither Postgres' wire format nor anybody's columns;
+// how a row becomes an event is the business of package outbox.
+package event
+
+import (
+	"encoding/json"
+	"time"
+)
+
+// An Event is a fact that was committed to an outbox. The relay hands the same Event to every
+// subscriber, so nobody changes one after it was made.
+type Event struct {
+	// Source is the name of the source in the configuration.
+	Source string
+	// ID is the identity that a receiver dedupes on; at most 256 bytes, unique within its source.
+	ID string
+	// Type names the fact, "lesson.completed".
+	Type string
+	// Version, AggregateType, AggregateID, Topic and Revision are "" where the source has no such column.
+	Version, AggregateType, AggregateID, Topic, Revision string
+	// Key is what order is kept within.
+	Key string
+	// Payload and Headers are the text exactly as Postgres sent it; nil is SQL NULL.
+	Payload, Headers json.RawMessage
+	// OccurredAt is the text of the source's time column, "" where there is none.
+	OccurredAt string
+
+	// Row is the primary key of the outbox row as text, "" for an event that came without a table.
+	Row string
+	// Position is where the event stands in its source's stream of commits.
+	Position Position
+	// CommittedAt is when the transaction committed, by the clock of the server.
+	CommittedAt time.Time
+	// XID is the transaction that wrote the row; 0 for a row that was read from the table.
+	XID uint32
+	// Invalid says why the row is no valid event; "" for a valid one. An invalid event is never
+	// handed to a subscriber: it becomes a dead letter with this reason.
+	Invalid string
+}
+
+// Size is the number of payload, header and name bytes that the event holds in memory.
+func (e *Event) Size() int {
+	return len(e.Payload) + len(e.Headers) + len(e.ID) + len(e.Type) + len(e.Key) +
+		len(e.Version) + len(e.AggregateType) + len(e.AggregateID) + len(e.Topic) + len(e.Revision) +
+		len(e.OccurredAt) + len(e.Row)
+}
+
+// CorrelationID returns the header "correlation_id", or "" if there is none. It parses the headers
+// at each call.
+func (e *Event) CorrelationID() string { return e.Header("correlation_id") }
+
+// Header returns a header whose value is a JSON string, or "".
+func (e *Event) Header(name string) string {
+	if len(e.Headers) == 0 {
+		return ""
+	}
+	var headers map[string]json.RawMessage
+	if json.Unmarshal(e.Headers, &headers) != nil {
+		return ""
+	}
+	var value string
+	if json.Unmarshal(headers[name], &value) != nil {
+		return ""
+	}
+	return value
+}

@@ -1,0 +1,57 @@
+package event
+
+import (
+	"cmp"
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// LSN is a byte position in the write-ahead log of one server.
+// (PostgreSQL manual, "pg_lsn Type")
+type LSN uint64
+
+// String writes the LSN as Postgres does: "16/B374D848".
+func (l LSN) String() string { return fmt.Sprintf("%X/%X", uint32(l>>32), uint32(l)) }
+
+// ParseLSN reads what String writes.
+func ParseLSN(s string) (LSN, error) {
+	high, low, ok := strings.Cut(s, "/")
+	if !ok {
+		return 0, fmt.Errorf("LSN %q: no slash", s)
+	}
+	h, err := strconv.ParseUint(high, 16, 32)
+	if err != nil {
+		return 0, fmt.Errorf("LSN %q: %w", s, err)
+	}
+	l, err := strconv.ParseUint(low, 16, 32)
+	if err != nil {
+		return 0, fmt.Errorf("LSN %q: %w", s, err)
+	}
+	return LSN(h<<32 | l), nil
+}
+
+// Position is where an event stands: the only thing that is ever compared.
+//
+// The commit LSN is the one of the Begin message, the start of the commit record. Transactions arrive
+// in the order of their commit LSNs, but rows keep the LSN at which they were written, so the LSN of a
+// row orders nothing, and rows of one multi-insert even share it.
+type Position struct {
+	// Epoch grows when the server becomes another one (its system identifier changes).
+	Epoch int32
+	// Commit is the LSN of the transaction's commit record. Events that were read from the table have
+	// the slot's starting point minus one: no real commit LSN has that value, they are 8-aligned.
+	Commit LSN
+	// Ordinal counts every insert and transactional message of the transaction from 0, wanted or not.
+	Ordinal int64
+}
+
+// Compare orders positions as their transactions committed.
+func (p Position) Compare(q Position) int {
+	return cmp.Or(cmp.Compare(p.Epoch, q.Epoch), cmp.Compare(p.Commit, q.Commit), cmp.Compare(p.Ordinal, q.Ordinal))
+}
+
+// String writes a position with fixed width, so that comparing the strings compares the positions.
+func (p Position) String() string {
+	return fmt.Sprintf("%08x-%016x-%08x", uint32(p.Epoch), uint64(p.Commit), uint64(p.Ordinal))
+}

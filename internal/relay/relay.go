@@ -1,0 +1,2 @@
+// Package relay is the corridor.
+package relay

@@ -1,0 +1,57 @@
+package relay
+
+import (
+	"time"
+
+	"github.com/backendstart/walpost/internal/event"
+)
+
+// State is what the relay is doing, in one word for people and for /ready.
+type State string
+
+// The states of a relay, in the order in which it goes through them.
+const (
+	Starting     State = "starting"     // not streaming yet: checking the server, publication and slot
+	Streaming    State = "streaming"    // reads the slot
+	Reconnecting State = "reconnecting" // lost Postgres, comes back by itself
+	Waiting      State = "waiting"      // another session holds the slot; takes over when it is free
+	Stopping     State = "stopping"     // draining
+	Stopped      State = "stopped"      // ended; Problem says why if it was no clean stop
+)
+
+// Health is the answer to "does it move, and if not, who holds it".
+type Health struct {
+	// Ready is false when the relay does not stream, or when events are open and nothing has moved.
+	Ready bool  `json:"ready"`
+	State State `json:"state"`
+	// Problems are sentences for a person: what is wrong and what to do.
+	Problems []string `json:"problems,omitempty"`
+}
+
+// Progress is a snapshot of where the relay stands.
+type Progress struct {
+	Slot         string       `json:"slot"`
+	State        State        `json:"state"`
+	Received     event.LSN    `json:"-"`
+	Confirmed    event.LSN    `json:"-"`
+	ReceivedLSN  string       `json:"received_lsn"`
+	ConfirmedLSN string       `json:"confirmed_lsn"`
+	OpenEvents   int          `json:"open_events"`
+	OpenBytes    int64        `json:"open_bytes"`
+	Subscribers  []Subscriber `json:"subscribers"`
+}
+
+// Subscriber is the part of Progress that belongs to one subscriber.
+type Subscriber struct {
+	Name      string `json:"name"`
+	Open      int    `json:"open"`      // deliveries received and not finished
+	Delivered uint64 `json:"delivered"` // since the process started
+	Failed    uint64 `json:"failed"`    // failed attempts since the process started
+	Dead      uint64 `json:"dead"`      // dead letters written since the process started
+	// OldestOpen is the id of the oldest open event, OldestSince when its transaction committed.
+	OldestOpen  string    `json:"oldest_open,omitempty"`
+	OldestSince time.Time `json:"oldest_since,omitzero"`
+	LastError   string    `json:"last_error,omitempty"`
+	// Overdue are events whose handler has not returned although its deadline has passed.
+	Overdue []string `json:"overdue,omitempty"`
+}

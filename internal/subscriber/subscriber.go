@@ -1,0 +1,96 @@
+// Package subscriber holds the contract between a lane and whoever reacts to events, and the built-in
+// subscribers, one file each. A subscriber must not know another one, nor where events come from.
+// Who calls it is package lane.
+package subscriber
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/backendstart/walpost/internal/event"
+)
+
+// A Delivery is one event for one subscriber.
+type Delivery struct {
+	*event.Event
+	// Attempt counts from 1.
+	Attempt int
+	// Term is the number of the leadership under which the attempt began. A receiver can refuse a
+	// delivery whose term is lower than one it has seen.
+	Term int64
+	// Replay marks a delivery that a person asked for again.
+	Replay bool
+}
+
+// A Subscriber reacts to events.
+//
+// Handle is called for events of one key one at a time and in commit order, for different keys at the
+// same time. The same event can come again, always with the same id, key and payload bytes, so its
+// effect must be idempotent. Handle must return when its context ends. A returned error means that the
+// event comes again, unless it is marked Permanent: then it becomes a dead letter.
+type Subscriber interface {
+	// Name is the subscriber's identity in tables, metrics and logs. It does not change over time.
+	Name() string
+	// Wants tells by type alone whether an event is for this subscriber; it is asked once per event.
+	Wants(eventType string) bool
+	Handle(ctx context.Context, delivery Delivery) error
+}
+
+// A BatchSubscriber takes several events in one call, in commit order per key. It returns nil when all
+// are done, a *BatchError when it knows which ones are not, and any other error when none is.
+type BatchSubscriber interface {
+	Subscriber
+	HandleBatch(ctx context.Context, deliveries []Delivery) error
+}
+
+// BatchError says which deliveries of a batch failed. What it does not name is done.
+type BatchError struct {
+	// Failed has an error for each index into the batch that is not done.
+	Failed map[int]error
+}
+
+func (e *BatchError) Error() string {
+	errs := make([]error, 0, len(e.Failed))
+	for _, err := range e.Failed {
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...).Error()
+}
+
+type permanent struct{ error }
+
+func (p permanent) Unwrap() error { return p.error }
+
+// Permanent marks an error that no later attempt can mend: the event becomes a dead letter at once.
+func Permanent(err error) error {
+	if err == nil {
+		return nil
+	}
+	return permanent{err}
+}
+
+// IsPermanent reports whether err, or one that it wraps, was marked with Permanent.
+func IsPermanent(err error) bool {
+	var p permanent
+	return errors.As(err, &p)
+}
+
+type retryAfter struct {
+	error
+	wait time.Duration
+}
+
+func (r retryAfter) Unwrap() error { return r.error }
+
+// RetryAfter marks an error with the time that the receiver asked to be left alone.
+func RetryAfter(err error, wait time.Duration) error { return retryAfter{err, wait} }
+
+// RetryAfterOf returns the wait that was attached with RetryAfter, or 0.
+func RetryAfterOf(err error) time.Duration {
+	var r retryAfter
+	if errors.As(err, &r) {
+		return r.wait
+	}
+	return 0
+}

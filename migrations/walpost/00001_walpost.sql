@@ -1,0 +1,104 @@
+-- +goose Up
+CREATE SCHEMA IF NOT EXISTS walpost;
+
+-- What the relay knows about its slot. confirmed is written before the status update that carries it,
+-- so a slot that stands above it was moved by somebody else.
+CREATE TABLE walpost.slots (
+    slot         TEXT        PRIMARY KEY,
+    system_id    TEXT        NOT NULL,
+    timeline     INT         NOT NULL,
+    epoch        INT         NOT NULL DEFAULT 1,
+    confirmed    PG_LSN      NOT NULL DEFAULT '0/0',
+    fingerprint  TEXT        NOT NULL DEFAULT '',
+    state        TEXT        NOT NULL CHECK (state IN ('creating', 'ready')),
+    ours         BOOLEAN     NOT NULL DEFAULT true,
+    created_at   TIMESTAMPTZ NOT NULL DEFAULT now(),
+    updated_at   TIMESTAMPTZ NOT NULL DEFAULT now()
+);
+
+-- Up to which position everything is finished, and everything is secured (finished or owed).
+CREATE TABLE walpost.subscribers (
+    slot             TEXT        NOT NULL,
+    name             TEXT        NOT NULL,
+    state            TEXT        NOT NULL DEFAULT 'live' CHECK (state IN ('live', 'paused')),
+    in_debt          BOOLEAN     NOT NULL DEFAULT false,
+    system_id        TEXT        NOT NULL DEFAULT '',
+    timeline         INT         NOT NULL DEFAULT 0,
+    options          TEXT        NOT NULL DEFAULT '',
+    finished_epoch   INT         NOT NULL DEFAULT 0,
+    finished_commit  PG_LSN      NOT NULL DEFAULT '0/0',
+    finished_ordinal BIGINT      NOT NULL DEFAULT 0,
+    secured_epoch    INT         NOT NULL DEFAULT 0,
+    secured_commit   PG_LSN      NOT NULL DEFAULT '0/0',
+    secured_ordinal  BIGINT      NOT NULL DEFAULT 0,
+    last_seen        TIMESTAMPTZ NOT NULL DEFAULT now(),
+    updated_at       TIMESTAMPTZ NOT NULL DEFAULT now(),
+    PRIMARY KEY (slot, name)
+);
+
+-- Deliveries that are not in the stream's hands any more: waiting is sent by itself later, dead waits
+-- for a person, paid was sent and stays only until the stream is past it.
+-- The event is copied, except where only walpost's own retention deletes outbox rows (copied = false):
+-- there row_id points to it. Payload and headers are TEXT: what Postgres sent comes back byte for byte.
+CREATE TABLE walpost.owed (
+    slot           TEXT        NOT NULL,
+    subscriber     TEXT        NOT NULL,
+    source         TEXT        NOT NULL,
+    event_id       TEXT        NOT NULL,
+    state          TEXT        NOT NULL CHECK (state IN ('waiting', 'dead', 'paid')),
+    epoch          INT         NOT NULL,
+    commit_lsn     PG_LSN      NOT NULL,
+    ordinal        BIGINT      NOT NULL,
+    event_type     TEXT        NOT NULL,
+    key            TEXT        NOT NULL,
+    row_id         TEXT        NOT NULL DEFAULT '',
+    xid            BIGINT      NOT NULL DEFAULT 0,
+    committed_at   TIMESTAMPTZ NOT NULL,
+    attempts       INT         NOT NULL DEFAULT 0,
+    next_attempt   TIMESTAMPTZ,
+    first_failure  TIMESTAMPTZ,
+    last_failure   TIMESTAMPTZ,
+    error          TEXT        NOT NULL DEFAULT '',
+    copied         BOOLEAN     NOT NULL DEFAULT true,
+    version        TEXT        NOT NULL DEFAULT '',
+    aggregate_type TEXT        NOT NULL DEFAULT '',
+    aggregate_id   TEXT        NOT NULL DEFAULT '',
+    topic          TEXT        NOT NULL DEFAULT '',
+    revision       TEXT        NOT NULL DEFAULT '',
+    occurred_at    TEXT        NOT NULL DEFAULT '',
+    payload        TEXT,
+    headers        TEXT,
+    recorded_at    TIMESTAMPTZ NOT NULL DEFAULT now(),
+    PRIMARY KEY (slot, subscriber, source, event_id)
+);
+CREATE INDEX owed_in_order ON walpost.owed (slot, subscriber, epoch, commit_lsn, ordinal) WHERE state = 'waiting';
+CREATE INDEX owed_by_event ON walpost.owed (slot, source, event_id);
+
+-- The effect of (subscriber, event) is in the database: written in the transaction of the effect.
+CREATE TABLE walpost.inbox (
+    slot       TEXT        NOT NULL,
+    subscriber TEXT        NOT NULL,
+    event_id   TEXT        NOT NULL,
+    done_at    TIMESTAMPTZ NOT NULL DEFAULT now(),
+    PRIMARY KEY (slot, subscriber, event_id)
+);
+CREATE INDEX inbox_by_age ON walpost.inbox (done_at);
+
+CREATE TABLE walpost.leader (
+    slot   TEXT   PRIMARY KEY,
+    holder TEXT   NOT NULL,
+    term   BIGINT NOT NULL
+);
+
+CREATE TABLE walpost.audit (
+    id     BIGINT      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    slot   TEXT        NOT NULL,
+    at     TIMESTAMPTZ NOT NULL DEFAULT now(),
+    who    TEXT        NOT NULL,
+    action TEXT        NOT NULL,
+    what   JSONB       NOT NULL DEFAULT '{}',
+    why    TEXT        NOT NULL DEFAULT ''
+);
+
+-- +goose Down
+DROP SCHEMA walpost CASCADE;
