@@ -1,0 +1,61 @@
+# What there is to type. "make" alone lists it.
+
+GOLANGCI := 2.15.0
+PKG      ?= ./...
+ARGS     ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help build demo test test-docker race soak golden lint fmt check up down
+
+help: ## This list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
+
+build: ## The static binary, bin/walpost
+	CGO_ENABLED=0 go build -trimpath -o bin/walpost ./cmd/walpost
+
+demo: ## Postgres, API, relay and traffic in one process; ARGS="--rate 10" and the like
+	@sh scripts/ensure-postgres.sh
+	@go run ./cmd/walpost demo $(ARGS)
+
+test: ## Every test against a real Postgres with the race detector, under 5 minutes; PKG=./internal/lane for one room
+	@sh scripts/ensure-postgres.sh
+	@go vet ./...
+	@go run ./scripts/gotest -race -timeout 5m $(PKG)
+
+test-docker: ## The tests that need Docker
+	go test -tags docker -run Container -timeout 10m ./internal/testdb
+
+race: ## The tests five times in random order, for races that seldom show; PKG=./internal/lane for one room
+	@sh scripts/ensure-postgres.sh
+	go test -race -count=5 -shuffle=on -timeout 30m $(PKG)
+
+soak: ## The long tests at full numbers (up to 2 hours); WALPOST_ROUNDS=3 for a short run
+	@sh scripts/ensure-postgres.sh
+	@go run ./scripts/gotest -tags soak -run Soak -timeout 2h $(PKG)
+
+golden: ## Record the golden files of pgoutput again, from a real server
+	@sh scripts/ensure-postgres.sh
+	go test -count=1 ./internal/pgoutput -update
+
+lint: ## gofmt, go vet, golangci-lint
+	@unformatted=$$(gofmt -l cmd internal migrations scripts); \
+	if [ -n "$$unformatted" ]; then echo "not formatted, make fmt does it: $$unformatted" >&2; exit 1; fi
+	@go vet -tags soak,docker ./...
+	@if golangci-lint version 2>/dev/null | grep -q " version $(GOLANGCI) "; then golangci-lint run; \
+	else go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v$(GOLANGCI) run; fi
+
+fmt: ## Format the code
+	gofmt -w cmd internal migrations scripts
+
+check: lint test ## What a change must pass: lint and test
+
+up: ## The whole system in containers: Postgres, API, relay, Prometheus, Grafana, a mail catcher
+	docker compose up --build --detach --wait
+	@echo "API          http://127.0.0.1:8080/docs"
+	@echo "relay        http://127.0.0.1:8081/ready"
+	@echo "Prometheus   http://127.0.0.1:9090"
+	@echo "Grafana      http://127.0.0.1:3000"
+	@echo "mail         http://127.0.0.1:8025"
+
+down: ## Stop the containers and forget their data
+	docker compose down --volumes --remove-orphans
