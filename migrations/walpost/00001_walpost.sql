@@ -1,5 +1,5 @@
 -- +goose Up
-CREATE SCHEMA IF NOT EXISTS walpost;
+-- The schema walpost is there already: the versions of the migrations are kept in it.
 
 -- What the relay knows about its slot. confirmed is written before the status update that carries it,
 -- so a slot that stands above it was moved by somebody else.
@@ -101,4 +101,4 @@ CREATE TABLE walpost.audit (
 );
 
 -- +goose Down
-DROP SCHEMA walpost CASCADE;
+DROP TABLE walpost.slots, walpost.subscribers, walpost.owed, walpost.inbox, walpost.leader, walpost.audit;

@@ -1,0 +1,191 @@
+// Package migrations holds the SQL files that make walpost's tables and brings a database up to them.
+// There are two sets with version tables of their own, so that a team with an outbox of its own shape
+// never sees the tables of the reference service. It is the only place that changes a schema.
+package migrations
+
+import (
+	"context"
+	"database/sql"
+	"embed"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io/fs"
+	"log/slog"
+	"path"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/pressly/goose/v3"
+	"github.com/pressly/goose/v3/lock"
+
+	"github.com/backendstart/walpost/internal/postgres"
+)
+
+//go:embed walpost/*.sql lessons/*.sql
+var files embed.FS
+
+// A Set is a folder of migrations that are applied in the order of their numbers.
+type Set string
+
+const (
+	// Walpost makes the schema walpost, which every relay needs.
+	Walpost Set = "walpost"
+	// Lessons makes the outbox and the tables of the reference service, in the schema public.
+	Lessons Set = "lessons"
+)
+
+var (
+	// ErrBehind means that the database lacks migrations that this binary needs.
+	ErrBehind = errors.New("schema is behind")
+	// ErrAhead means that a newer binary has migrated the database.
+	ErrAhead = errors.New("schema is ahead")
+)
+
+// Up applies what is missing of the sets, in the order given, and logs each migration it applied. Callers
+// may run it at the same time, also on different machines: they take turns by an advisory lock, for
+// which dsn must lead to Postgres itself or to a pooler in session mode.
+//
+// Each migration is a transaction; after an error those before it stay applied, and calling Up again
+// goes on from there.
+func Up(ctx context.Context, dsn string, log *slog.Logger, sets ...Set) error {
+	config, err := postgres.ConnConfig(dsn)
+	if err != nil {
+		return err
+	}
+	config.RuntimeParams["application_name"] = "walpost/migrate"
+	db := stdlib.OpenDB(*config, stdlib.OptionAfterConnect(pinSession))
+	defer db.Close()
+
+	conn, err := db.Conn(ctx)
+	if err != nil {
+		return postgres.ConnectError(err, dsn)
+	}
+	defer conn.Close()
+
+	locker, err := lock.NewPostgresSessionLocker(
+		lock.WithLockID(int64(crc32.ChecksumIEEE([]byte("walpost migrations")))),
+		lock.WithLockTimeout(1, 600), // looks every second, for ten minutes
+	)
+	if err != nil {
+		return fmt.Errorf("migrate: %w", err)
+	}
+	if err := locker.SessionLock(ctx, conn); err != nil {
+		return postgres.Mask(fmt.Errorf("migrate: wait for another migration to end: %w", err), dsn)
+	}
+	// The session ends with db, and the lock with the session; unlocking is not needed.
+
+	if err := makeSchema(ctx, conn); err != nil {
+		return postgres.Mask(err, dsn)
+	}
+	for _, set := range sets {
+		if err := set.up(ctx, db, log); err != nil {
+			return postgres.Mask(err, dsn)
+		}
+	}
+	return nil
+}
+
+// Check returns nil if the database has exactly the migrations of the sets that this binary knows, and
+// otherwise an error that wraps ErrBehind or ErrAhead and says what to do.
+func Check(ctx context.Context, pool *pgxpool.Pool, sets ...Set) error {
+	for _, set := range sets {
+		want, err := set.version()
+		if err != nil {
+			return err
+		}
+		var got int64
+		err = pool.QueryRow(ctx, "SELECT coalesce(max(version_id), 0) FROM "+set.table()+" WHERE is_applied").Scan(&got)
+		switch code := postgres.Code(err); {
+		case code == "42P01" || code == "3F000": // undefined_table, invalid_schema_name
+			got = 0
+		case code == "42501": // insufficient_privilege
+			return fmt.Errorf("check schema %s: %w: grant USAGE on schema walpost and SELECT on %s to this role", set, err, set.table())
+		case err != nil:
+			return fmt.Errorf("check schema %s: %w", set, err)
+		}
+		switch {
+		case got < want:
+			return fmt.Errorf("%w: %s is at version %d, this walpost needs %d: run `walpost migrate`", ErrBehind, set, got, want)
+		case got > want:
+			return fmt.Errorf("%w: %s is at version %d, this walpost knows %d: use the newer walpost that ran `walpost migrate`", ErrAhead, set, got, want)
+		}
+	}
+	return nil
+}
+
+// table is where goose keeps the version of the set: inside walpost's own schema, because not every role
+// may create tables in public.
+func (s Set) table() string { return "walpost." + string(s) + "_schema_version" }
+
+func (s Set) provider(db *sql.DB) (*goose.Provider, error) {
+	dir, err := fs.Sub(files, string(s))
+	if err != nil {
+		return nil, fmt.Errorf("migrations %s: %w", s, err)
+	}
+	provider, err := goose.NewProvider(goose.DialectPostgres, db, dir,
+		goose.WithTableName(s.table()), goose.WithDisableGlobalRegistry(true))
+	if err != nil {
+		return nil, fmt.Errorf("migrations %s: %w", s, err)
+	}
+	return provider, nil
+}
+
+func (s Set) up(ctx context.Context, db *sql.DB, log *slog.Logger) error {
+	provider, err := s.provider(db)
+	if err != nil {
+		return err
+	}
+	applied, err := provider.Up(ctx)
+	var partial *goose.PartialError
+	if errors.As(err, &partial) {
+		applied = partial.Applied
+	}
+	for _, result := range applied {
+		log.Info("migration applied", "set", string(s), "file", path.Base(result.Source.Path), "took", result.Duration.Round(time.Millisecond))
+	}
+	switch {
+	case partial != nil:
+		return fmt.Errorf("migrate %s: %s: %w", s, path.Base(partial.Failed.Source.Path), partial.Err)
+	case err != nil:
+		return fmt.Errorf("migrate %s: %w", s, err)
+	}
+	return nil
+}
+
+// version is the number of the last file of the set.
+func (s Set) version() (int64, error) {
+	names, err := fs.Glob(files, string(s)+"/*.sql")
+	if err != nil || len(names) == 0 {
+		return 0, fmt.Errorf("migrations %s: no such set", s)
+	}
+	version, err := goose.NumericComponent(names[len(names)-1])
+	if err != nil {
+		return 0, fmt.Errorf("migrations %s: %w", s, err)
+	}
+	return version, nil
+}
+
+// makeSchema comes before the first migration, because goose's version tables live in the schema.
+// It asks first: CREATE SCHEMA IF NOT EXISTS wants CREATE on the database even if there is nothing to do.
+func makeSchema(ctx context.Context, conn *sql.Conn) error {
+	var exists bool
+	if err := conn.QueryRowContext(ctx, "SELECT to_regnamespace('walpost') IS NOT NULL").Scan(&exists); err != nil {
+		return fmt.Errorf("migrate: look for schema walpost: %w", err)
+	}
+	if exists {
+		return nil
+	}
+	if _, err := conn.ExecContext(ctx, "CREATE SCHEMA walpost"); err != nil {
+		return fmt.Errorf("migrate: create schema walpost (the role needs CREATE on the database): %w", err)
+	}
+	return nil
+}
+
+// pinSession takes migrations out of the reach of defaults that a role or database may carry.
+func pinSession(ctx context.Context, conn *pgx.Conn) error {
+	_, err := conn.Exec(ctx, "SET search_path = ''; SET statement_timeout = 0; SET idle_in_transaction_session_timeout = 0")
+	return err
+}
