@@ -1,0 +1,208 @@
+// Package testdb gives tests real Postgres databases. New is what most tests want: an empty, migrated
+// database of their own on a server that all tests of a test binary share. A test that freezes,
+// crashes or reconfigures Postgres takes NewServer. Where the server comes from is in cluster.go.
+// There is no mock of Postgres here, and no skipping: a test that finds no server fails and says how
+// to get one.
+package testdb
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"log/slog"
+	"maps"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/backendstart/walpost/internal/pgserver"
+	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/migrations"
+)
+
+// A DB is a database that belongs to one test. Its methods fail the test when the query fails, and may
+// be called from the test's goroutine only.
+type DB struct {
+	// DSN leads to the database, as a role that may replicate and create databases.
+	DSN string
+	// Pool is closed when the test ends.
+	Pool *pgxpool.Pool
+	// Name is the database's name: unique on the server, lower case, and so a good name for a slot,
+	// too, since slot names are unique per server and not per database.
+	Name string
+
+	t testing.TB
+}
+
+// New returns an empty database with both sets of migrations. When the test ends it is dropped, with
+// its replication slots and whoever is still connected.
+func New(t testing.TB) *DB {
+	t.Helper()
+	db := NewEmpty(t)
+	log := slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
+	if err := migrations.Up(t.Context(), db.DSN, log, migrations.Walpost, migrations.Lessons); err != nil {
+		t.Fatal(err)
+	}
+	return db
+}
+
+// NewEmpty is New without migrations.
+func NewEmpty(t testing.TB) *DB {
+	t.Helper()
+	adminDSN, err := sharedServer()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return newDB(t, adminDSN)
+}
+
+// On is New for a server that the test made with NewServer.
+func On(t testing.TB, server *pgserver.Server) *DB {
+	t.Helper()
+	db := newDB(t, server.DSN("postgres"))
+	log := slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
+	if err := migrations.Up(t.Context(), db.DSN, log, migrations.Walpost, migrations.Lessons); err != nil {
+		t.Fatal(err)
+	}
+	return db
+}
+
+// NewServer returns a server that only this test uses and that may be frozen, killed and restarted. It
+// starts with the settings of the shared server; settings come on top. It is stopped when the test
+// ends.
+func NewServer(t testing.TB, settings map[string]string) *pgserver.Server {
+	t.Helper()
+	all := maps.Clone(serverSettings)
+	maps.Copy(all, settings)
+	server, err := pgserver.Start(t.Context(), pgserver.Options{Settings: all})
+	if err != nil {
+		t.Fatalf("a server of one's own: %v\n%s", err, howToGetOne)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := cleanupContext()
+		defer cancel()
+		// A walsender whose client hangs may hold a fast stop up; for a test that is no fault.
+		if err := server.Stop(ctx); err != nil {
+			t.Logf("stop the test's server: %v", err)
+		}
+	})
+	return server
+}
+
+// Exec runs a statement and returns how many rows it touched.
+func (db *DB) Exec(sql string, args ...any) int64 {
+	db.t.Helper()
+	tag, err := db.Pool.Exec(context.Background(), sql, args...)
+	if err != nil {
+		db.t.Fatalf("%s: %v", sql, err)
+	}
+	return tag.RowsAffected()
+}
+
+// Int returns the one integer that the query gives.
+func (db *DB) Int(sql string, args ...any) int64 {
+	db.t.Helper()
+	return one[int64](db, sql, args)
+}
+
+// Text returns the one value that the query gives, which must be of a text type; NULL is an error.
+func (db *DB) Text(sql string, args ...any) string {
+	db.t.Helper()
+	return one[string](db, sql, args)
+}
+
+// Texts returns the one text column that the query gives, a row each.
+func (db *DB) Texts(sql string, args ...any) []string {
+	db.t.Helper()
+	rows, err := db.Pool.Query(context.Background(), sql, args...)
+	if err != nil {
+		db.t.Fatalf("%s: %v", sql, err)
+	}
+	texts, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		db.t.Fatalf("%s: %v", sql, err)
+	}
+	return texts
+}
+
+func one[T any](db *DB, sql string, args []any) T {
+	db.t.Helper()
+	var value T
+	if err := db.Pool.QueryRow(context.Background(), sql, args...).Scan(&value); err != nil {
+		db.t.Fatalf("%s: %v", sql, err)
+	}
+	return value
+}
+
+// newDB makes an empty database on the server of adminDSN.
+func newDB(t testing.TB, adminDSN string) *DB {
+	t.Helper()
+	name := "walpost_test_" + strings.ToLower(rand.Text()[:10])
+	admin(t, t.Context(), adminDSN, func(ctx context.Context, conn *pgx.Conn) error {
+		// template0 has no sessions that would make this fail.
+		_, err := conn.Exec(ctx, "CREATE DATABASE "+name+" TEMPLATE template0 ENCODING 'UTF8'")
+		return err
+	})
+	dsn, err := withDatabase(adminDSN, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { drop(t, adminDSN, name) })
+	pool, err := postgres.Open(t.Context(), dsn, t.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return &DB{DSN: dsn, Pool: pool, Name: name, t: t}
+}
+
+// drop removes the database together with its slots. Closing it first keeps a relay that the test left
+// running from coming back between the steps.
+func drop(t testing.TB, adminDSN, name string) {
+	t.Helper()
+	ctx, cancel := cleanupContext()
+	defer cancel()
+	admin(t, ctx, adminDSN, func(ctx context.Context, conn *pgx.Conn) error {
+		for _, sql := range []string{
+			"ALTER DATABASE " + name + " ALLOW_CONNECTIONS false",
+			// pg_terminate_backend waits up to the given milliseconds until the process is gone.
+			"SELECT pg_terminate_backend(active_pid, 5000) FROM pg_replication_slots WHERE active AND database = '" + name + "'",
+			"SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = '" + name + "'",
+			"DROP DATABASE " + name + " WITH (FORCE)",
+		} {
+			if _, err := conn.Exec(ctx, sql); err != nil {
+				return fmt.Errorf("%s: %w", sql, err)
+			}
+		}
+		return nil
+	})
+}
+
+// admin runs fn on a short connection of its own. A server that is down at cleanup is one that the test
+// has killed: there is nothing to drop.
+func admin(t testing.TB, ctx context.Context, dsn string, fn func(context.Context, *pgx.Conn) error) {
+	t.Helper()
+	config, err := postgres.ConnConfig(dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := pgx.ConnectConfig(ctx, config)
+	if err != nil {
+		if t.Context().Err() != nil && postgres.Unavailable(err) {
+			return
+		}
+		t.Fatal(postgres.ConnectError(err, dsn))
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	if err := fn(ctx, conn); err != nil {
+		t.Fatal(postgres.Mask(err, dsn))
+	}
+}
+
+// cleanupContext bounds a cleanup: t.Context has ended by then.
+func cleanupContext() (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.Background(), 20*time.Second)
+}
