@@ -1,0 +1,195 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"net/url"
+	"regexp"
+	"slices"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// Error is everything that is wrong with the options, so that one reading mends it all. It is the
+// caller's mistake: a program exits with status 2.
+type Error struct {
+	Problems []error
+}
+
+func (e *Error) Error() string {
+	if len(e.Problems) == 1 {
+		return e.Problems[0].Error()
+	}
+	var text strings.Builder
+	fmt.Fprintf(&text, "%d problems in the configuration:", len(e.Problems))
+	for _, problem := range e.Problems {
+		fmt.Fprintf(&text, "\n  - %s", strings.ReplaceAll(problem.Error(), "\n", "\n    "))
+	}
+	return text.String()
+}
+
+// Unwrap gives errors.Is and errors.As the problems.
+func (e *Error) Unwrap() []error { return e.Problems }
+
+// Invalid makes an *Error of one or several joined errors; nil stays nil.
+func Invalid(errs ...error) error {
+	err := errors.Join(errs...)
+	if err == nil {
+		return nil
+	}
+	var all []error
+	for _, err := range errs {
+		var several *Error
+		switch {
+		case err == nil:
+		case errors.As(err, &several):
+			all = append(all, several.Problems...)
+		default:
+			all = append(all, err)
+		}
+	}
+	return &Error{Problems: all}
+}
+
+// missing is an option that has no value and needs one.
+type missing struct{ option, example string }
+
+func (m missing) Error() string { return m.option + " is not set: try " + m.example }
+
+// labelName is what a name may be that stands in metrics, tables and addresses.
+var labelName = regexp.MustCompile(`^[a-z0-9_-]{1,64}$`)
+
+// checker looks at what the file says; where finds the line of a path for the message.
+type checker struct {
+	problems *problems
+	where    func(path string) int
+	at       string // path of the source or subscriber that is being looked at
+	label    string // the same for people
+}
+
+// fail notes a problem with one key of the source or subscriber.
+func (c *checker) fail(key, format string, args ...any) {
+	c.problems.add(c.where(c.at+"."+key), "%s: %s: "+format, append([]any{c.label, key}, args...)...)
+}
+
+func (c *checker) oneOf(key, value string, allowed ...string) {
+	if !slices.Contains(allowed, value) {
+		c.fail(key, "%q is none of %s", value, strings.Join(allowed, ", "))
+	}
+}
+
+// enter starts with the i-th of a list and checks its name, which is new to seen.
+func (c *checker) enter(list string, i int, name string, seen map[string]bool) {
+	c.at = fmt.Sprintf("$.%s[%d]", list, i)
+	c.label = fmt.Sprintf("%s %q", strings.TrimSuffix(list, "s"), name)
+	switch {
+	case name == "":
+		c.label = fmt.Sprintf("%s[%d]", list, i)
+		c.fail("name", "is missing")
+	case !labelName.MatchString(name):
+		c.fail("name", "use 1 to 64 of a-z, 0-9, _ and -")
+	case seen[name]:
+		c.fail("name", "stands there twice")
+	}
+	seen[name] = true
+}
+
+// flow checks sources and subscribers together, as one refers to the other. kinds are the subscribers
+// that this program knows.
+func (c *checker) flow(flow Flow, kinds []string) {
+	sources, tables := map[string]bool{}, map[string]bool{}
+	for i, source := range flow.Sources {
+		c.enter("sources", i, source.Name, sources)
+		c.source(source, tables)
+	}
+	if flow.Named && len(flow.Subscribers) == 0 {
+		c.problems.add(0, "subscribers: name at least one, nobody would get the events")
+	}
+	subscribers := map[string]bool{}
+	for i, subscriber := range flow.Subscribers {
+		c.enter("subscribers", i, subscriber.Name, subscribers)
+		c.subscriber(subscriber, sources, kinds)
+	}
+}
+
+func (c *checker) source(s Source, tables map[string]bool) {
+	switch {
+	case (s.Table == "") == (s.Messages == ""):
+		c.fail("table", "give either table: schema.table, or messages: prefix")
+	case s.Messages != "":
+		c.messages(s)
+	default:
+		schema, table, _ := strings.Cut(s.Table, ".")
+		if !isIdentifier(schema) || !isIdentifier(table) || strings.Contains(table, ".") {
+			c.fail("table", "%q is not schema.table, as in public.outbox", s.Table)
+		}
+	}
+	if place := s.Table + "\x00" + s.Messages; tables[place] {
+		c.fail("table", "%q already belongs to another source", s.Table+s.Messages)
+	} else {
+		tables[place] = true
+	}
+	c.oneOf("mark", s.Mark, "auto", "off")
+	c.oneOf("rows", s.Rows, "ours", "shared")
+	for role, column := range s.Columns {
+		if !slices.Contains(columnRoles, role) {
+			c.fail("columns", "%q is none of %s", role, strings.Join(columnRoles, ", "))
+		}
+		if !isIdentifier(column) {
+			c.fail("columns", "%s: %q is not a column", role, column)
+		}
+	}
+}
+
+// messages refuses what only a table can have.
+func (c *checker) messages(s Source) {
+	if len(s.Columns) > 0 || s.Rows == "ours" || s.Retention != 0 {
+		c.fail("messages", "logical messages leave no rows: columns, rows and retention have no meaning here")
+	}
+}
+
+func (c *checker) subscriber(s Subscriber, sources map[string]bool, kinds []string) {
+	if s.Name != "" && !slices.Contains(kinds, s.Kind) {
+		c.fail("kind", "%q is not known here: there are %s", s.Kind, strings.Join(kinds, ", "))
+	}
+	for _, source := range s.Sources {
+		if !sources[source] {
+			c.fail("sources", "there is no source %q", source)
+		}
+	}
+	for _, pattern := range s.Events {
+		if !isPattern(pattern) {
+			c.fail("events", "%q is not a pattern of event types: only * is special, as in lesson.*", pattern)
+		}
+	}
+	if s.URL != "" && !isWebURL(s.URL) {
+		c.fail("url", "is not an http or https address without user and password")
+	}
+	c.oneOf("ordering", s.Ordering, "key", "total", "none")
+	c.oneOf("after_dead_letter", s.AfterDeadLetter, "continue", "block_key")
+	for _, number := range []struct {
+		key  string
+		fine bool
+	}{
+		{"concurrency", s.Concurrency > 0}, {"max_attempts", s.MaxAttempts > 0}, {"timeout", s.Timeout > 0},
+		{"stall_after", s.StallAfter > 0}, {"retry.initial", s.Retry.Initial > 0},
+	} {
+		if !number.fine {
+			c.fail(number.key, "must be above 0")
+		}
+	}
+	if s.Retry.Max < s.Retry.Initial {
+		c.fail("retry.max", "%s is less than retry.initial, %s", s.Retry.Max, s.Retry.Initial)
+	}
+}
+
+func isPattern(text string) bool {
+	return text != "" && len(text) <= 256 && utf8.ValidString(text) && !strings.ContainsAny(text, `?[]{}\`) &&
+		!strings.ContainsFunc(text, func(r rune) bool { return unicode.IsSpace(r) || unicode.IsControl(r) })
+}
+
+func isWebURL(text string) bool {
+	u, err := url.Parse(text)
+	return err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != "" && u.User == nil
+}

@@ -1,0 +1,96 @@
+// Package config turns flags, WALPOST_… variables and walpost.yaml into plain structs, in that order of
+// precedence, and refuses what makes no sense with all mistakes in one message. It opens no connection
+// and starts nothing; whoever does is package app.
+//
+// A scalar option is one tagged field here: flag, variable, key in the file (the flag's name with "_",
+// or the tag "file"), default and help all come from that line. Sources and subscribers are structs of
+// their own (flow.go). docs/configuration.md has a row for each, which a test insists on.
+package config
+
+import "log/slog"
+
+// File names the configuration file. A command that embeds it reads the file; one that does not, does not.
+type File struct {
+	Config string `short:"c" env:"WALPOST_CONFIG" placeholder:"PATH" help:"Configuration file. Without this option, walpost.yaml in the working directory, if there is one."`
+}
+
+// Log says how much is logged, and in which form.
+type Log struct {
+	LogLevel  slog.Level `env:"WALPOST_LOG_LEVEL" type:"loglevel" default:"info" placeholder:"LEVEL" help:"Least level that is logged: debug, info, warn or error."`
+	LogFormat string     `env:"WALPOST_LOG_FORMAT" enum:"auto,text,json" default:"auto" placeholder:"FORMAT" help:"text or json; auto is text at a terminal, else json."`
+}
+
+// Database is the connection that carries everything but the stream.
+type Database struct {
+	// DatabaseURL is a connection string as libpq takes it, a URL or key=value. A pooler may stand behind it.
+	DatabaseURL Secret `env:"WALPOST_DATABASE_URL" type:"dsn" placeholder:"DSN" help:"Postgres connection string, postgres://user:password@host:5432/database. The variable keeps the password out of the process list."`
+}
+
+// Validate reports a missing connection string.
+func (d Database) Validate() error {
+	if d.DatabaseURL == "" {
+		return missing{"database_url", "WALPOST_DATABASE_URL=postgres://user:password@host:5432/database"}
+	}
+	return nil
+}
+
+// API is the completions API.
+type API struct {
+	APIListen string `env:"WALPOST_API_LISTEN" type:"listen" default:"127.0.0.1:8080" placeholder:"ADDRESS" help:"Address of the completions API; port 0 takes a free one."`
+	// Auth is "jwt" or "dev". Dev trusts the header X-User-ID and is refused beyond loopback.
+	Auth      string `env:"WALPOST_AUTH" enum:"jwt,dev" default:"jwt" placeholder:"MODE" help:"jwt verifies bearer tokens; dev trusts the header X-User-ID, on loopback only."`
+	JWTSecret Secret `name:"jwt-secret" env:"WALPOST_JWT_SECRET" placeholder:"SECRET" help:"Secret that HS256 tokens are signed with."`
+	JWKSURL   string `name:"jwks-url" env:"WALPOST_JWKS_URL" placeholder:"URL" help:"Public keys that tokens are verified with: an https URL or a file of a JSON Web Key Set."`
+}
+
+// Mail is where the notifications subscriber sends its mails.
+type Mail struct {
+	SMTPURL Secret `name:"smtp-url" env:"WALPOST_SMTP_URL" placeholder:"URL" help:"Mail server for notifications, smtp://user:password@host:587?from=walpost@example.com; without it they are only logged."`
+}
+
+// Ops is the HTTP server for metrics and health.
+type Ops struct {
+	OpsListen string `env:"WALPOST_OPS_LISTEN" type:"listen" default:"127.0.0.1:8081" placeholder:"ADDRESS" help:"Address of metrics and health; port 0 takes a free one."`
+	OpsToken  Secret `env:"WALPOST_OPS_TOKEN" placeholder:"TOKEN" help:"Bearer token for /progress when ops-listen is not a loopback address."`
+}
+
+// Relay is everything that the relay reads. The zero value is not usable: it comes from a Parser, or
+// from DefaultRelay.
+type Relay struct {
+	Database
+
+	// ReplicationURL is "" when DatabaseURL serves for the stream too; Stream tells which one it is.
+	ReplicationURL Secret `env:"WALPOST_REPLICATION_URL" type:"dsn" placeholder:"DSN" help:"Connection string for the stream, when database-url leads through a pooler: a pooler cannot carry replication."`
+	Slot           string `env:"WALPOST_SLOT" type:"slot" default:"walpost" placeholder:"NAME" help:"Replication slot; a server has only one of a name, whatever the database."`
+	Publication    string `env:"WALPOST_PUBLICATION" type:"identifier" default:"walpost" placeholder:"NAME" help:"Publication of the outbox tables."`
+	// WindowEvents and WindowBytes bound what is open: received and not finished.
+	WindowEvents int  `env:"WALPOST_WINDOW_EVENTS" file:"window.events" type:"positive" default:"10000" placeholder:"N" help:"Open events that are held at most."`
+	WindowBytes  Size `env:"WALPOST_WINDOW_BYTES" file:"window.bytes" type:"size" default:"32MiB" placeholder:"SIZE" help:"Bytes of open events that are held at most. A single larger event passes alone."`
+	// MaxEvent is the size above which an event is not kept, but recorded as dead.
+	MaxEvent Size `env:"WALPOST_MAX_EVENT" type:"size" default:"16MiB" placeholder:"SIZE" help:"Largest event that is delivered; a larger one becomes a dead letter."`
+	// WALBudget is how much WAL debt may hold: a size, Unlimited, or Auto.
+	WALBudget Size     `name:"wal-budget" env:"WALPOST_WAL_BUDGET" type:"budget" default:"auto" placeholder:"SIZE" help:"WAL that a debtor may hold: a size, 0, unlimited, or auto (half of max_slot_wal_keep_size where the server sets it, else 10GiB)."`
+	Drain     Duration `env:"WALPOST_DRAIN" type:"duration" default:"20s" placeholder:"DURATION" help:"How long a stop may take to finish what is held."`
+
+	Flow `kong:"-"`
+}
+
+// Stream is the connection string for replication.
+func (r Relay) Stream() Secret {
+	if r.ReplicationURL != "" {
+		return r.ReplicationURL
+	}
+	return r.DatabaseURL
+}
+
+// DefaultRelay is the relay of the learning platform on the given database, with every option at its
+// default.
+func DefaultRelay(databaseURL string) Relay {
+	return Relay{
+		Database: Database{DatabaseURL: Secret(databaseURL)},
+		Slot:     "walpost", Publication: "walpost",
+		WindowEvents: 10_000, WindowBytes: 32 << 20, MaxEvent: 16 << 20,
+		WALBudget: Auto, Drain: Duration(20e9),
+		Flow: Lessons(),
+	}
+}

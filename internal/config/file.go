@@ -1,0 +1,286 @@
+package config
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"github.com/goccy/go-yaml"
+	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/parser"
+)
+
+// DefaultFile is read when no file is named and it is there.
+const DefaultFile = "walpost.yaml"
+
+// problems gathers what is wrong with one file, with the line where it stands.
+type problems struct {
+	file string
+	errs []error
+}
+
+// add notes a problem; line 0 is the file as a whole.
+func (p *problems) add(line int, format string, args ...any) {
+	err := fmt.Errorf(format, args...)
+	switch {
+	case line > 0:
+		err = fmt.Errorf("%s:%d: %w", p.file, line, err)
+	case p.file != "":
+		err = fmt.Errorf("%s: %w", p.file, err)
+	}
+	p.errs = append(p.errs, err)
+}
+
+type problemsKey struct{}
+
+// problemsOf is how the unmarshalers in flow.go reach the problems of the file they are part of.
+func problemsOf(ctx context.Context) *problems { return ctx.Value(problemsKey{}).(*problems) }
+
+// document is a configuration file, its references already replaced by what they refer to.
+type document struct {
+	problems
+	lines    []string
+	root     *ast.MappingNode    // nil for an empty file
+	sections []ast.Node          // sources and subscribers, as key and value
+	scalars  map[string]ast.Node // everything else by path, "window.events"
+}
+
+// readDocument reads a file. What stops it from being read at all is the error; what is wrong with
+// values is left in problems.
+func readDocument(path string, lookup func(string) (string, bool)) (*document, error) {
+	source, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("configuration file %s does not exist", path)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read configuration: %w", err)
+	}
+	doc := &document{
+		problems: problems{file: path},
+		lines:    strings.Split(string(source), "\n"),
+		scalars:  map[string]ast.Node{},
+	}
+	parsed, err := parser.ParseBytes(source, 0)
+	if err != nil {
+		return nil, doc.located(err)
+	}
+	if len(parsed.Docs) > 1 {
+		return nil, fmt.Errorf("%s: more than one document, keep the part before the second ---", path)
+	}
+	if len(parsed.Docs) == 0 || parsed.Docs[0].Body == nil {
+		return doc, nil
+	}
+	x := expander{doc: doc, lookup: lookup, anchors: map[string]ast.Node{}}
+	root, ok := x.expand(parsed.Docs[0].Body).(*ast.MappingNode)
+	if !ok {
+		return nil, fmt.Errorf("%s: keys and values are expected, as in \"slot: walpost\"", path)
+	}
+	doc.root = root
+	for _, pair := range root.Values {
+		if key := keyOf(pair); key != "sources" && key != "subscribers" {
+			doc.flatten(key, pair.Value)
+		}
+	}
+	return doc, nil
+}
+
+// flatten spreads "window: {events: 1}" into the path "window.events".
+func (d *document) flatten(path string, node ast.Node) {
+	if mapping, ok := node.(*ast.MappingNode); ok {
+		for _, pair := range mapping.Values {
+			d.flatten(path+"."+keyOf(pair), pair.Value)
+		}
+		return
+	}
+	d.scalars[path] = node
+}
+
+// flow decodes sources and subscribers and puts the defaults where the file names none.
+func (d *document) flow(kinds []string) (Flow, error) {
+	flow := Lessons()
+	if d.root == nil {
+		return flow, nil
+	}
+	var named Flow
+	ctx := context.WithValue(context.Background(), problemsKey{}, &d.problems)
+	for _, pair := range d.root.Values {
+		var target any
+		switch keyOf(pair) {
+		case "sources":
+			target = &named.Sources
+		case "subscribers":
+			target = &named.Subscribers
+		default:
+			continue
+		}
+		// Not yaml.Strict: that takes a key that overrides one merged with << for a repeated one, and the
+		// parser has refused real repetitions already.
+		decoder := yaml.NewDecoder(strings.NewReader(""), yaml.DisallowUnknownField(), yaml.AllowDuplicateMapKey())
+		if err := decoder.DecodeFromNodeContext(ctx, pair.Value, target); err != nil {
+			return Flow{}, d.located(err)
+		}
+	}
+	if len(named.Sources) > 0 {
+		flow = Flow{Sources: named.Sources, Named: true}
+	}
+	if len(named.Subscribers) > 0 {
+		flow.Subscribers = named.Subscribers
+	}
+	(&checker{problems: &d.problems, where: d.lineOf}).flow(flow, kinds)
+	return flow, nil
+}
+
+// lineOf finds where a path stands, or the nearest part of it that does; 0 when nothing does.
+func (d *document) lineOf(path string) int {
+	for path != "$" && d.root != nil {
+		if p, err := yaml.PathString(path); err == nil {
+			if node, err := p.FilterNode(d.root); err == nil && node != nil {
+				return node.GetToken().Position.Line
+			}
+		}
+		cut := strings.LastIndexAny(path, ".[")
+		if cut < 0 {
+			break
+		}
+		path = path[:cut]
+	}
+	return 0
+}
+
+// located says where an error of the YAML package stands. Of the line only the key is shown: values may
+// be secrets, and this message goes to logs.
+func (d *document) located(err error) error {
+	var at yaml.Error
+	if !errors.As(err, &at) || at.GetToken() == nil {
+		return fmt.Errorf("%s: %w", d.file, err)
+	}
+	pos := at.GetToken().Position
+	return fmt.Errorf("%s:%d:%d: %s%s", d.file, pos.Line, pos.Column, at.GetMessage(), d.snippet(pos.Line, pos.Column))
+}
+
+var keyOfLine = regexp.MustCompile(`^[\s-]*[A-Za-z_][\w-]{0,63}\s*:`)
+
+func (d *document) snippet(line, column int) string {
+	if line < 1 || line > len(d.lines) {
+		return ""
+	}
+	text := keyOfLine.FindString(d.lines[line-1])
+	if text == "" {
+		return ""
+	}
+	if len(text) < len(strings.TrimRight(d.lines[line-1], " \r")) {
+		text += " …"
+	}
+	gutter := fmt.Sprintf("%5d | ", line)
+	column = min(column, len([]rune(text)))
+	return fmt.Sprintf("\n%s%s\n%s^", gutter, text, strings.Repeat(" ", len(gutter)+max(column, 1)-1))
+}
+
+// expander replaces references and aliases by what they stand for, and numbers by their text: how a
+// number is read depends on the option, and 007 in a header is no octal number.
+type expander struct {
+	doc     *document
+	lookup  func(string) (string, bool)
+	anchors map[string]ast.Node
+}
+
+func (x *expander) expand(node ast.Node) ast.Node {
+	switch n := node.(type) {
+	case *ast.MappingNode:
+		if len(n.Values) == 1 && keyOf(n.Values[0]) == "file" {
+			if text, ok := scalar(n.Values[0].Value); ok {
+				return x.text(n.Values[0].Value, x.readFile(n.Values[0].Value, x.replace(n, text)))
+			}
+		}
+		for _, pair := range n.Values {
+			pair.Value = x.expand(pair.Value)
+		}
+	case *ast.SequenceNode:
+		for i, value := range n.Values {
+			n.Values[i] = x.expand(value)
+		}
+	case *ast.AnchorNode:
+		value := x.expand(n.Value)
+		x.anchors[n.Name.String()] = value
+		return value
+	case *ast.AliasNode:
+		if value, ok := x.anchors[n.Value.String()]; ok {
+			return value
+		}
+	case *ast.IntegerNode, *ast.FloatNode:
+		return x.text(node, node.GetToken().Value)
+	case *ast.StringNode:
+		text := x.replace(n, n.Value)
+		// A reference may stand for a yes or no, the only plain value that is not read from text.
+		if text != n.Value && (text == "true" || text == "false") {
+			token := n.GetToken().Clone()
+			token.Value = text
+			return ast.Bool(token)
+		}
+		return x.text(node, text)
+	case *ast.LiteralNode:
+		return x.text(node, x.replace(n, n.Value.Value))
+	}
+	return node
+}
+
+// text is a string in the place of node: same line, same path.
+func (x *expander) text(node ast.Node, text string) ast.Node {
+	token := *node.GetToken()
+	token.Value = text
+	replaced := ast.String(&token)
+	replaced.SetPath(node.GetPath())
+	return replaced
+}
+
+var reference = regexp.MustCompile(`\$\{([^}]*)\}`)
+
+// replace puts variables in the place of ${NAME}; $${NAME} stays ${NAME}.
+func (x *expander) replace(node ast.Node, text string) string {
+	if !strings.Contains(text, "${") {
+		return text
+	}
+	const kept = "\x00{"
+	text = reference.ReplaceAllStringFunc(strings.ReplaceAll(text, "$${", kept), func(ref string) string {
+		name := ref[2 : len(ref)-1]
+		value, ok := x.lookup(name)
+		if !ok {
+			x.doc.add(node.GetToken().Position.Line, "the environment variable %s is not set", name)
+		}
+		return value
+	})
+	return strings.ReplaceAll(text, kept, "${")
+}
+
+// readFile reads what {file: path} names, seen from the configuration file. The newline that editors
+// put at the end is not part of a secret.
+func (x *expander) readFile(node ast.Node, path string) string {
+	if !filepath.IsAbs(path) {
+		path = filepath.Join(filepath.Dir(x.doc.file), path)
+	}
+	content, err := os.ReadFile(path)
+	if err != nil {
+		x.doc.add(node.GetToken().Position.Line, "%w", err)
+	}
+	return strings.TrimSuffix(strings.TrimSuffix(string(content), "\n"), "\r")
+}
+
+func keyOf(pair *ast.MappingValueNode) string { return pair.Key.GetToken().Value }
+
+// scalar is the text of a value that is neither list nor mapping nor nothing.
+func scalar(node ast.Node) (string, bool) {
+	switch n := node.(type) {
+	case *ast.StringNode:
+		return n.Value, true
+	case *ast.LiteralNode:
+		return n.Value.Value, true
+	case *ast.BoolNode, *ast.IntegerNode, *ast.FloatNode:
+		return n.GetToken().Value, true
+	}
+	return "", false
+}

@@ -1,0 +1,217 @@
+package config
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/goccy/go-yaml/ast"
+)
+
+// Flow is what walpost.yaml describes: where events come from and who gets them.
+type Flow struct {
+	Sources     []Source     `yaml:"sources"`
+	Subscribers []Subscriber `yaml:"subscribers"`
+	// Named is true when the file names a source, so that nothing of the learning platform is assumed.
+	Named bool `yaml:"-"`
+}
+
+// Source is where events come from: an outbox table, or logical messages with a prefix.
+type Source struct {
+	// Name is the source's identity in tables, metrics and logs.
+	Name string `yaml:"name"`
+	// Table is "schema.table", "" for a source of messages.
+	Table string `yaml:"table,omitempty"`
+	// Messages is the prefix of pg_logical_emit_message, "" for a table.
+	Messages string `yaml:"messages,omitempty"`
+	// Columns maps what an event consists of (columnRoles) to a column, where the name does not tell.
+	Columns map[string]string `yaml:"columns,omitempty"`
+	// Mark is "auto" (set published_at where there is such a column) or "off".
+	Mark string `yaml:"mark,omitempty"`
+	// Rows is "ours" when only walpost deletes rows, else "shared".
+	Rows string `yaml:"rows,omitempty"`
+	// Retention is how long a published row is kept before walpost deletes it; 0 is for ever.
+	Retention Retention `yaml:"retention"`
+}
+
+// Subscriber is who gets events, and how patiently.
+type Subscriber struct {
+	// Name is the subscriber's identity in tables, metrics and logs; it does not change over time.
+	Name string `yaml:"name"`
+	// Kind says what the subscriber is; by default the name says it.
+	Kind string `yaml:"kind,omitempty"`
+	// Sources are the names of the sources it listens to; none means all.
+	Sources []string `yaml:"sources,omitempty"`
+	// Events are patterns of event types, in which * is any run of characters; none means all.
+	Events []string `yaml:"events,omitempty"`
+
+	// URL, Secret, Headers and AllowPrivate belong to kinds that deliver over a network. Secret holds
+	// several while a key is being rotated; the first one signs.
+	URL          string            `yaml:"url,omitempty"`
+	Secret       Secrets           `yaml:"secret,omitempty"`
+	Headers      map[string]Secret `yaml:"headers,omitempty"`
+	AllowPrivate bool              `yaml:"allow_private,omitempty"`
+
+	// Ordering is "key", "total" or "none".
+	Ordering string `yaml:"ordering"`
+	// Concurrency is how many keys are worked on at the same time.
+	Concurrency Count `yaml:"concurrency"`
+	// Batch is how many events one call takes at most; 0 leaves it to the kind.
+	Batch Count `yaml:"batch"`
+	// Timeout is the deadline of one call.
+	Timeout Duration `yaml:"timeout"`
+	Retry   Retry    `yaml:"retry"`
+	// MaxAttempts is how often an event is tried while others succeed, before it becomes a dead letter.
+	MaxAttempts Count `yaml:"max_attempts"`
+	// StallAfter is how long an event may stand still before it is recorded as debt.
+	StallAfter Duration `yaml:"stall_after"`
+	// AfterDeadLetter is "continue" or "block_key".
+	AfterDeadLetter string `yaml:"after_dead_letter"`
+}
+
+// Retry bounds the wait between attempts.
+type Retry struct {
+	Initial Duration `yaml:"initial"`
+	Max     Duration `yaml:"max"`
+}
+
+// Count is a number of things. It is an int that the file cannot write as 1.5.
+type Count int
+
+// Secrets is one secret or a list of them in the file.
+type Secrets []Secret
+
+// columnRoles are the parts of an event that Source.Columns can name a column for.
+var columnRoles = []string{
+	"id", "type", "version", "aggregate_type", "aggregate_id", "key", "topic", "revision",
+	"payload", "headers", "time", "order", "published",
+}
+
+// LessonKinds are the subscribers of the learning platform, which run when no file names a source.
+var LessonKinds = []string{"achievements", "analytics", "notifications", "recommendations"}
+
+// Lessons is the flow of the learning platform: its own outbox and its four subscribers.
+func Lessons() Flow {
+	flow := Flow{Sources: []Source{{
+		Name: "lessons", Table: "public.outbox", Mark: "auto", Rows: "ours",
+		Retention: Retention(7 * 24 * time.Hour),
+	}}}
+	for _, kind := range LessonKinds {
+		subscriber := defaultSubscriber()
+		subscriber.Name, subscriber.Kind = kind, kind
+		flow.Subscribers = append(flow.Subscribers, subscriber)
+	}
+	return flow
+}
+
+// defaultSource is what a source of the file is where it says nothing: other programs may delete from
+// its table, and walpost never does.
+func defaultSource() Source { return Source{Mark: "auto", Rows: "shared"} }
+
+func defaultSubscriber() Subscriber {
+	return Subscriber{
+		Ordering: "key", Concurrency: 8, Timeout: Duration(10 * time.Second),
+		Retry:       Retry{Initial: Duration(200 * time.Millisecond), Max: Duration(30 * time.Second)},
+		MaxAttempts: 12, StallAfter: Duration(time.Minute), AfterDeadLetter: "continue",
+	}
+}
+
+// Takes reports whether the subscriber is configured to get events of this source and type.
+func (s Subscriber) Takes(source, eventType string) bool {
+	if len(s.Sources) > 0 && !slices.Contains(s.Sources, source) {
+		return false
+	}
+	if len(s.Events) == 0 {
+		return true
+	}
+	return slices.ContainsFunc(s.Events, func(pattern string) bool { return matches(pattern, eventType) })
+}
+
+// matches compares with a pattern in which * is any run of characters, dots included. Each literal
+// part is found as early as possible and the last one at the end, so the cost is linear in the text.
+func matches(pattern, text string) bool {
+	parts := strings.Split(pattern, "*")
+	if len(parts) == 1 {
+		return pattern == text
+	}
+	text, ok := strings.CutPrefix(text, parts[0])
+	if !ok {
+		return false
+	}
+	last := len(parts) - 1
+	for _, part := range parts[1:last] {
+		if _, text, ok = strings.Cut(text, part); !ok {
+			return false
+		}
+	}
+	return strings.HasSuffix(text, parts[last])
+}
+
+// UnmarshalYAML fills in the defaults before the file speaks.
+func (s *Source) UnmarshalYAML(_ context.Context, unmarshal func(any) error) error {
+	type plain Source
+	*s = defaultSource()
+	return unmarshal((*plain)(s))
+}
+
+// UnmarshalYAML fills in the defaults before the file speaks.
+func (s *Subscriber) UnmarshalYAML(_ context.Context, unmarshal func(any) error) error {
+	type plain Subscriber
+	*s = defaultSubscriber()
+	if err := unmarshal((*plain)(s)); err != nil {
+		return err
+	}
+	if s.Kind == "" {
+		s.Kind = s.Name
+	}
+	return nil
+}
+
+// UnmarshalYAML takes a secret or a list of secrets.
+func (s *Secrets) UnmarshalYAML(_ context.Context, unmarshal func(any) error) error {
+	var one Secret
+	if unmarshal(&one) == nil {
+		*s = Secrets{one}
+		return nil
+	}
+	return unmarshal((*[]Secret)(s))
+}
+
+// UnmarshalYAML notes a bad number among the problems of the file, so that reading goes on.
+func (c *Count) UnmarshalYAML(ctx context.Context, node ast.Node) error {
+	parseNode(ctx, node, c, func(text string) (Count, error) {
+		n, err := strconv.ParseUint(text, 10, 31)
+		if err != nil {
+			return 0, fmt.Errorf("%q is not a whole number", text)
+		}
+		return Count(n), nil
+	})
+	return nil
+}
+
+// UnmarshalYAML notes a bad duration among the problems of the file, so that reading goes on.
+func (d *Duration) UnmarshalYAML(ctx context.Context, node ast.Node) error {
+	parseNode(ctx, node, d, ParseDuration)
+	return nil
+}
+
+// UnmarshalYAML notes a bad retention among the problems of the file, so that reading goes on.
+func (r *Retention) UnmarshalYAML(ctx context.Context, node ast.Node) error {
+	parseNode(ctx, node, r, ParseRetention)
+	return nil
+}
+
+// parseNode leaves the default in place when the text is bad, so that nothing is reported twice.
+func parseNode[T any](ctx context.Context, node ast.Node, target *T, parse func(string) (T, error)) {
+	text, _ := scalar(node)
+	value, err := parse(text)
+	if err != nil {
+		key := strings.TrimPrefix(node.GetPath(), "$.")
+		problemsOf(ctx).add(node.GetToken().Position.Line, "%s: %w", key, err)
+		return
+	}
+	*target = value
+}

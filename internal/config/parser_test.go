@@ -1,0 +1,364 @@
+package config
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/alecthomas/kong"
+)
+
+// grammar is a program with one command that reads everything.
+type grammar struct {
+	Relay everything `cmd:""`
+	Demo  struct {
+		API
+		Rate int `default:"2"`
+	} `cmd:""`
+}
+
+type everything struct {
+	File
+	Log
+	Relay
+	API
+	Mail
+	Ops
+}
+
+// Validate leaves out what belongs to other commands.
+func (e everything) Validate() error { return Invalid(e.Relay.Database.Validate()) }
+
+type result struct {
+	options everything
+	flow    Flow
+	parser  *Parser
+	ctx     *kong.Context
+}
+
+// parse runs "relay" with a file of this text, or none for "", and an environment that has a database.
+func parse(t *testing.T, yaml string, env map[string]string, args ...string) (result, error) {
+	t.Helper()
+	all := map[string]string{"WALPOST_DATABASE_URL": "postgres://app:pw@db/app"}
+	for name, value := range env {
+		all[name] = value
+	}
+	args = append([]string{"relay"}, args...)
+	if yaml != "" {
+		path := filepath.Join(t.TempDir(), "walpost.yaml")
+		if err := os.WriteFile(path, []byte(yaml), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		args = append(args, "--config", path)
+	}
+	var cli grammar
+	parser, err := NewParser(&cli, lookupIn(all), append([]string{"recording"}, LessonKinds...), kong.Name("walpost"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, err := parser.Parse(args)
+	return result{cli.Relay, parser.Flow, parser, ctx}, err
+}
+
+func lookupIn(env map[string]string) func(string) (string, bool) {
+	return func(name string) (string, bool) { value, ok := env[name]; return value, ok }
+}
+
+// wantProblems asks that the error has these parts, and nothing else in it is a problem.
+func wantProblems(t *testing.T, err error, want ...string) {
+	t.Helper()
+	var got *Error
+	if err == nil {
+		t.Fatalf("no error, want %q", want)
+	}
+	got, ok := err.(*Error)
+	if !ok {
+		t.Fatalf("error is a %T, want *Error: %v", err, err)
+	}
+	for _, part := range want {
+		if !strings.Contains(got.Error(), part) {
+			t.Errorf("error says\n%v\nwant %q in it", got, part)
+		}
+	}
+	if len(got.Problems) != len(want) {
+		t.Errorf("%d problems, want %d:\n%v", len(got.Problems), len(want), got)
+	}
+}
+
+func TestParse_takesFlagBeforeVariableBeforeFileBeforeDefault(t *testing.T) {
+	const file = "slot: from_file\npublication: from_file\nwindow: {events: 7}\ndrain: 3s\n"
+	env := map[string]string{"WALPOST_SLOT": "from_env", "WALPOST_PUBLICATION": "from_env", "WALPOST_DRAIN": ""}
+	got, err := parse(t, file, env, "--slot=from_flag")
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := got.options
+	if o.Slot != "from_flag" || o.Publication != "from_env" || o.WindowEvents != 7 || o.WindowBytes != 32<<20 {
+		t.Errorf("slot %s, publication %s, events %d, bytes %s", o.Slot, o.Publication, o.WindowEvents, o.WindowBytes)
+	}
+	if got, want := o.Drain.String(), "3s"; got != want {
+		t.Errorf("an empty variable counts as set: drain %s, want %s", got, want)
+	}
+}
+
+func TestParse_defaultsAreThoseOfDefaultRelay(t *testing.T) {
+	got, err := parse(t, "", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	relay, want := got.options.Relay, DefaultRelay("postgres://app:pw@db/app")
+	if got, want := relay.Slot+relay.Publication, want.Slot+want.Publication; got != want {
+		t.Errorf("names %s, want %s", got, want)
+	}
+	if relay.WindowEvents != want.WindowEvents || relay.WindowBytes != want.WindowBytes || relay.MaxEvent != want.MaxEvent ||
+		relay.WALBudget != want.WALBudget || relay.Drain != want.Drain || relay.Stream() != want.Stream() {
+		t.Errorf("got %+v, want %+v", relay, want)
+	}
+	if len(got.flow.Subscribers) != 4 || got.flow.Sources[0].Table != "public.outbox" || got.flow.Named {
+		t.Errorf("flow %+v", got.flow)
+	}
+}
+
+func TestParse_reportsAllBadValuesTogetherWithTheirLines(t *testing.T) {
+	const file = `slot: Not-A-Slot
+window:
+  events: none
+  bytes: 12 parsec
+wal_budget: a lot
+log_level: loud
+sources:
+  - name: Bad Name
+    table: outbox
+    mark: perhaps
+    retention: 3 fortnights
+  - name: x
+    table: a.b
+    messages: both
+subscribers:
+  - name: achievements
+    sources: [nowhere]
+    events: ["lesson.?"]
+    timeout: soon
+    concurrency: 0
+    retry: {initial: 1m, max: 1s}
+  - name: achievements
+    kind: pigeon
+    ordering: random
+`
+	_, err := parse(t, file, map[string]string{"WALPOST_DRAIN": "-1s", "WALPOST_AUTH": "hope"})
+	wantProblems(t, err,
+		"WALPOST_DRAIN: \"-1s\" is not a duration",
+		"WALPOST_AUTH: \"hope\" is none of jwt, dev",
+		"yaml:1: slot: \"Not-A-Slot\" is not a slot name",
+		"yaml:3: window.events: \"none\" is not a whole number above 0",
+		"yaml:4: window.bytes: \"12 parsec\" is not a size",
+		"yaml:5: wal_budget: ",
+		"yaml:6: log_level: \"loud\"",
+		"yaml:8: source \"Bad Name\": name: use 1 to 64",
+		"yaml:9: source \"Bad Name\": table: \"outbox\" is not schema.table",
+		"yaml:10: source \"Bad Name\": mark: \"perhaps\" is none of auto, off",
+		"yaml:11: sources[0].retention: \"3 fortnights\"",
+		"source \"x\": table: give either table: schema.table, or messages: prefix",
+		"yaml:17: subscriber \"achievements\": sources: there is no source \"nowhere\"",
+		"yaml:18: subscriber \"achievements\": events: \"lesson.?\"",
+		"yaml:19: subscribers[0].timeout: \"soon\" is not a duration",
+		"yaml:20: subscriber \"achievements\": concurrency: must be above 0",
+		"yaml:21: subscriber \"achievements\": retry.max: 1s is less than retry.initial, 1m",
+		"yaml:22: subscriber \"achievements\": name: stands there twice",
+		"yaml:23: subscriber \"achievements\": kind: \"pigeon\" is not known here: there are recording, achievements",
+		"yaml:24: subscriber \"achievements\": ordering: \"random\" is none of key, total, none",
+	)
+}
+
+func TestParse_stopsAtSyntaxErrorsAndUnknownKeysAndShowsTheLine(t *testing.T) {
+	for name, test := range map[string]struct{ file, want string }{
+		"syntax":       {"slot: a\nwindow: {events: 1\n", "walpost.yaml:2:"},
+		"twice":        {"slot: a\nslot: b\n", `walpost.yaml:2:1: mapping key "slot" already defined`},
+		"top":          {"slot: a\nslott: b\n", "walpost.yaml:2: unknown key \"slott\", is slot meant?\n    2 | slott: …\n        ^"},
+		"nested":       {"window:\n  evnts: 5\n", `walpost.yaml:2: unknown key "window.evnts"`},
+		"source":       {"sources:\n  - name: a\n    tabel: b.c\n", "walpost.yaml:3:5: unknown field \"tabel\"\n    3 |     tabel: …\n            ^"},
+		"retry":        {"subscribers:\n  - name: analytics\n    retry: {intial: 1s}\n", `unknown field "intial"`},
+		"wrong kind":   {"sources: 5\n", "walpost.yaml:1:"},
+		"not a number": {"subscribers:\n  - name: analytics\n    concurrency: 1.5\n", `walpost.yaml:3: subscribers[0].concurrency: "1.5" is not a whole number`},
+		"list":         {"- slot\n", "keys and values are expected"},
+		"two":          {"slot: a\n---\nslot: b\n", "more than one document"},
+		"demo's own":   {"rate: 5\n", `unknown key "rate"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := parse(t, test.file, nil)
+			wantProblems(t, err, test.want)
+		})
+	}
+}
+
+func TestParse_namesOfAFileReplaceBothDefaults(t *testing.T) {
+	got, err := parse(t, "sources:\n  - {name: shop, table: shop.events}\nsubscribers:\n  - {name: copy, kind: recording}\n", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(got.flow.Sources) != 1 || len(got.flow.Subscribers) != 1 || !got.flow.Named {
+		t.Fatalf("flow %+v", got.flow)
+	}
+	if s := got.flow.Sources[0]; s.Rows != "shared" || s.Retention != 0 || s.Mark != "auto" {
+		t.Errorf("source %+v: walpost would delete rows of a table it did not make", s)
+	}
+	if s := got.flow.Subscribers[0]; s.Kind != "recording" || s.Concurrency != 8 || s.Retry.Max.String() != "30s" {
+		t.Errorf("subscriber %+v has not its defaults", s)
+	}
+	_, err = parse(t, "sources:\n  - {name: shop, table: shop.events}\n", nil)
+	wantProblems(t, err, "subscribers: name at least one")
+}
+
+func TestParse_readsEveryWayOfWritingAValue(t *testing.T) {
+	const file = `
+slot: ${SLOT}
+ops_token: {file: token.txt}
+smtp_url: smtp://u:${PASSWORD}@h
+publication: $${literal}
+sources: [{name: s, table: a.b, retention: 7d}]
+subscribers:
+  - &first
+    name: first
+    kind: recording
+    concurrency: ${WORKERS}
+    allow_private: ${PRIVATE}
+    secret: ${PASSWORD}
+    headers: {Code: 007, Authorization: "Bearer ${PASSWORD}"}
+  - <<: *first
+    name: second
+    secret: [a, {file: token.txt}]
+`
+	folder := t.TempDir()
+	path := filepath.Join(folder, "w.yaml")
+	write := func(path, text string) {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(path, file)
+	write(filepath.Join(folder, "token.txt"), "s3cret\n")
+	env := map[string]string{"SLOT": "from_env", "PASSWORD": "p:w#{}\"", "WORKERS": "3", "PRIVATE": "true", "WALPOST_CONFIG": path}
+	got, err := parse(t, "", env)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o, first, second := got.options, got.flow.Subscribers[0], got.flow.Subscribers[1]
+	for _, test := range []struct{ what, got, want string }{
+		{"slot", o.Slot, "from_env"},
+		{"token", o.OpsToken.Reveal(), "s3cret"},
+		{"smtp", o.SMTPURL.Reveal(), "smtp://u:p:w#{}\"@h"},
+		{"escaped reference", o.Publication, "${literal}"},
+		{"retention", got.flow.Sources[0].Retention.String(), "168h"},
+		{"secret", first.Secret[0].Reveal(), "p:w#{}\""},
+		{"number as text", first.Headers["Code"].Reveal(), "007"},
+		{"reference in text", first.Headers["Authorization"].Reveal(), "Bearer p:w#{}\""},
+		{"merged", second.Kind, "recording"},
+		{"list of secrets", second.Secret[0].Reveal() + second.Secret[1].Reveal(), "as3cret"},
+	} {
+		if test.got != test.want {
+			t.Errorf("%s is %q, want %q", test.what, test.got, test.want)
+		}
+	}
+	if first.Concurrency != 3 || !first.AllowPrivate || second.Concurrency != 3 {
+		t.Errorf("subscribers %+v, %+v", first, second)
+	}
+}
+
+func TestParse_refusesUnsetReferencesAndMissingFiles(t *testing.T) {
+	_, err := parse(t, "slot: walpost${NOBODY}\n\nops_token: {file: /nowhere/token}\n", nil)
+	wantProblems(t, err, "yaml:1: the environment variable NOBODY is not set", "yaml:3: open /nowhere/token")
+	_, err = parse(t, "", nil, "--config=/nowhere/walpost.yaml")
+	wantProblems(t, err, "configuration file /nowhere/walpost.yaml does not exist")
+}
+
+// F-60: what the driver says about a bad connection string quotes the end of the password.
+func TestParse_neverShowsAPassword(t *testing.T) {
+	const password = `p@ss/w#rd%41?&:'"\ {}`
+	dsn := "postgres://app:" + password + "@db/app"
+	for name, run := range map[string]func() (result, error){
+		"variable": func() (result, error) { return parse(t, "", map[string]string{"WALPOST_DATABASE_URL": dsn}) },
+		"flag":     func() (result, error) { return parse(t, "", nil, "--database-url="+dsn) },
+		"reference": func() (result, error) {
+			return parse(t, "replication_url: ${DSN}\n", map[string]string{"DSN": dsn})
+		},
+		"file":             func() (result, error) { return parse(t, "replication_url: "+dsn+"\n", nil) },
+		"broken beside it": func() (result, error) { return parse(t, "replication_url: 'postgres://app:"+dsn+"\n: {", nil) },
+		"unknown key":      func() (result, error) { return parse(t, "pasword: "+`ss/w#rd`+"\n", nil) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := run()
+			if err == nil {
+				t.Fatal("a password with unescaped characters was taken")
+			}
+			for _, piece := range []string{"p@ss", "ss/w", "w#rd", "rd%41"} {
+				if strings.Contains(err.Error(), piece) {
+					t.Errorf("the error has %q in it: %v", piece, err)
+				}
+			}
+		})
+	}
+}
+
+func TestParse_saysWhatIsMissingAndHowToSetIt(t *testing.T) {
+	_, err := parse(t, "", map[string]string{"WALPOST_DATABASE_URL": ""})
+	wantProblems(t, err, "database_url is not set: try WALPOST_DATABASE_URL=postgres://")
+	_, err = parse(t, "", map[string]string{"WALPOST_DATABASE_URL": "postgres://:a:b"})
+	wantProblems(t, err, "WALPOST_DATABASE_URL: not a connection string")
+}
+
+func TestParse_leavesTheFileAloneForCommandsWithoutOne(t *testing.T) {
+	t.Chdir(t.TempDir())
+	if err := os.WriteFile(DefaultFile, []byte("api_listen: nonsense\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var cli grammar
+	parser, err := NewParser(&cli, lookupIn(map[string]string{"WALPOST_API_LISTEN": ":0"}), LessonKinds)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err = parser.Parse([]string{"demo"}); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := cli.Demo.APIListen, ":0"; got != want {
+		t.Errorf("listens on %q, want %q", got, want)
+	}
+	parser, _ = NewParser(&cli, lookupIn(nil), LessonKinds)
+	_, err = parser.Parse([]string{"relay", "--database-url=postgres://db/app"})
+	wantProblems(t, err, "walpost.yaml:1: api_listen: \"nonsense\" is not an address")
+}
+
+func TestShow_writesAFileThatReadsTheSame(t *testing.T) {
+	const file = "slot: other\nsubscribers:\n  - name: analytics\n    secret: hush\n"
+	env := map[string]string{"WALPOST_DRAIN": "5s", "WALPOST_OPS_TOKEN": "hush"}
+	got, err := parse(t, file, env, "--publication=pub")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var shown strings.Builder
+	if err := got.parser.Show(&shown, got.ctx); err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range []string{
+		"slot: other #", "walpost.yaml:1\n", "publication: pub # --publication\n", "drain: 5s # WALPOST_DRAIN\n",
+		"wal_budget: auto\n", "  events: 10000\n", "retention: 168h\n", "database_url: \"********\" # WALPOST_DATABASE_URL\n",
+	} {
+		if !strings.Contains(shown.String(), line) {
+			t.Errorf("%q is not shown in\n%s", line, shown.String())
+		}
+	}
+	var asJSON strings.Builder
+	if err := got.parser.ShowJSON(&asJSON, got.ctx); err != nil {
+		t.Fatal(err)
+	}
+	if all := shown.String() + asJSON.String(); strings.Contains(all, "hush") || strings.Contains(all, "app:pw") {
+		t.Errorf("a secret is shown in\n%s", all)
+	}
+	again, err := parse(t, strings.ReplaceAll(shown.String(), "database_url", "#"), nil)
+	if err != nil {
+		t.Fatalf("what is shown does not read: %v\n%s", err, shown.String())
+	}
+	if again.options.Slot != "other" || again.flow.Subscribers[0].Name != "analytics" || again.flow.Sources[0].Retention == 0 {
+		t.Errorf("reads as %+v", again)
+	}
+}
