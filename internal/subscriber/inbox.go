@@ -1,0 +1,76 @@
+package subscriber
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/backendstart/walpost/internal/postgres"
+)
+
+// Once gives an effect that is not idempotent by itself, such as counting, exactly once per event.
+//
+// In one transaction it records (slot, subscriber, event id) in walpost.inbox and calls effect with
+// those deliveries that were not recorded before, in their order, each event once. The effect writes
+// through tx and nowhere else, so that record and effect commit together or not at all; search_path is
+// empty there, so its SQL names schemas. With nothing fresh, effect is not called. An error means that
+// nothing happened, or that the connection broke while committing: then the next attempt finds out.
+//
+// The same event in two transactions at once is safe: the second waits for the first at the primary key
+// of the inbox, and finds the event done, or takes it over when the first rolled back. Records are made
+// in the order of their ids, so calls to Once do not deadlock among each other; an effect that locks
+// several rows takes them in a fixed order too, ORDER BY its key, or it may.
+//
+// The event id is the identity, so a subscriber that reads several sources needs ids that are unique
+// over all of them. Once is safe for concurrent use.
+func Once(
+	ctx context.Context, pool *pgxpool.Pool, slot, subscriber string, deliveries []Delivery,
+	effect func(ctx context.Context, tx pgx.Tx, fresh []Delivery) error,
+) error {
+	// InTx is read committed: a stricter level answers a concurrent record with a serialization failure,
+	// where this one waits and looks again. (PostgreSQL manual, "Read Committed Isolation Level")
+	return postgres.InTx(ctx, pool, func(tx pgx.Tx) error {
+		fresh, err := record(ctx, tx, slot, subscriber, deliveries)
+		if err != nil {
+			return fmt.Errorf("record events in inbox of %s: %w", subscriber, err)
+		}
+		if len(fresh) == 0 {
+			return nil
+		}
+		return effect(ctx, tx, fresh)
+	})
+}
+
+// record returns the deliveries that were not in the inbox.
+func record(ctx context.Context, tx pgx.Tx, slot, subscriber string, deliveries []Delivery) ([]Delivery, error) {
+	ids := make([]string, len(deliveries))
+	for i, delivery := range deliveries {
+		ids[i] = delivery.ID
+	}
+	rows, err := tx.Query(ctx, `
+		INSERT INTO walpost.inbox (slot, subscriber, event_id)
+		SELECT $1, $2, id FROM unnest($3::text[]) AS id GROUP BY id ORDER BY id
+		ON CONFLICT DO NOTHING
+		RETURNING event_id`, slot, subscriber, ids)
+	if err != nil {
+		return nil, err
+	}
+	recorded, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return nil, err
+	}
+	isNew := make(map[string]bool, len(recorded))
+	for _, id := range recorded {
+		isNew[id] = true
+	}
+	var fresh []Delivery
+	for _, delivery := range deliveries {
+		if isNew[delivery.ID] {
+			fresh = append(fresh, delivery)
+			delete(isNew, delivery.ID) // the same event again in this batch is not fresh
+		}
+	}
+	return fresh, nil
+}
