@@ -52,11 +52,6 @@ func Invalid(errs ...error) error {
 	return &Error{Problems: all}
 }
 
-// missing is an option that has no value and needs one.
-type missing struct{ option, example string }
-
-func (m missing) Error() string { return m.option + " is not set: try " + m.example }
-
 // labelName is what a name may be that stands in metrics, tables and addresses.
 var labelName = regexp.MustCompile(`^[a-z0-9_-]{1,64}$`)
 

@@ -23,15 +23,7 @@ type Log struct {
 // Database is the connection that carries everything but the stream.
 type Database struct {
 	// DatabaseURL is a connection string as libpq takes it, a URL or key=value. A pooler may stand behind it.
-	DatabaseURL Secret `env:"WALPOST_DATABASE_URL" type:"dsn" placeholder:"DSN" help:"Postgres connection string, postgres://user:password@host:5432/database. The variable keeps the password out of the process list."`
-}
-
-// Validate reports a missing connection string.
-func (d Database) Validate() error {
-	if d.DatabaseURL == "" {
-		return missing{"database_url", "WALPOST_DATABASE_URL=postgres://user:password@host:5432/database"}
-	}
-	return nil
+	DatabaseURL Secret `env:"WALPOST_DATABASE_URL" placeholder:"DSN" help:"Postgres connection string, postgres://user:password@host:5432/database. The variable keeps the password out of the process list."`
 }
 
 // API is the completions API.
@@ -60,7 +52,7 @@ type Relay struct {
 	Database
 
 	// ReplicationURL is "" when DatabaseURL serves for the stream too; Stream tells which one it is.
-	ReplicationURL Secret `env:"WALPOST_REPLICATION_URL" type:"dsn" placeholder:"DSN" help:"Connection string for the stream, when database-url leads through a pooler: a pooler cannot carry replication."`
+	ReplicationURL Secret `env:"WALPOST_REPLICATION_URL" placeholder:"DSN" help:"Connection string for the stream, when database-url leads through a pooler: a pooler cannot carry replication."`
 	Slot           string `env:"WALPOST_SLOT" type:"slot" default:"walpost" placeholder:"NAME" help:"Replication slot; a server has only one of a name, whatever the database."`
 	Publication    string `env:"WALPOST_PUBLICATION" type:"identifier" default:"walpost" placeholder:"NAME" help:"Publication of the outbox tables."`
 	// WindowEvents and WindowBytes bound what is open: received and not finished.

@@ -25,14 +25,13 @@ type Parser struct {
 	kinds    []string
 	doc      *document
 	origins  map[string]string // by key of the file: what set it, nothing for a default
-	bad      map[string]bool   // keys whose value did not parse
 	problems problems          // of the environment
 }
 
 // NewParser makes a parser of grammar, a kong structure whose commands embed the options of this
 // package. lookup is os.LookupEnv, or a test's; kinds are the subscribers that the program has.
 func NewParser(grammar any, lookup func(string) (string, bool), kinds []string, options ...kong.Option) (*Parser, error) {
-	p := &Parser{lookup: lookup, kinds: kinds, origins: map[string]string{}, bad: map[string]bool{}}
+	p := &Parser{lookup: lookup, kinds: kinds, origins: map[string]string{}}
 	options = append(options, kong.Resolvers(p), kong.ValueFormatter(valueHelp))
 	options = append(options, mappers...)
 	var err error
@@ -54,10 +53,6 @@ func (p *Parser) Parse(args []string) (*kong.Context, error) {
 	var usage *kong.ParseError
 	if errors.As(err, &usage) {
 		err = usageError(usage)
-	}
-	var unset missing
-	if errors.As(err, &unset) && p.bad[unset.option] {
-		err = nil // it was set, and what is wrong with it stands below
 	}
 	errs := []error{err}
 	if p.doc != nil {
@@ -160,7 +155,6 @@ func (p *Parser) Resolve(ctx *kong.Context, _ *kong.Path, flag *kong.Flag) (any,
 		}
 		if err := try(flag, text); err != nil {
 			p.problems.add(0, "%s: %w", name, err)
-			p.bad[key] = true
 			return nil, nil
 		}
 		p.origins[key] = name
@@ -181,7 +175,6 @@ func (p *Parser) Resolve(ctx *kong.Context, _ *kong.Path, flag *kong.Flag) (any,
 	}
 	if err := try(flag, text); err != nil {
 		p.doc.add(line, "%s: %w", key, err)
-		p.bad[key] = true
 		return nil, nil
 	}
 	p.origins[key] = fmt.Sprintf("%s:%d", p.doc.file, line)

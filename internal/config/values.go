@@ -15,7 +15,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/alecthomas/kong"
-	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // Mask stands for a secret wherever one would be printed.
@@ -200,7 +199,6 @@ func (r Retention) MarshalText() ([]byte, error) { return []byte(r.String()), ni
 
 // The named kinds of scalar options: kong asks the one in an option's tag "type".
 var mappers = []kong.Option{
-	kong.NamedMapper("dsn", textMapper(parseDSN)),
 	kong.NamedMapper("slot", textMapper(parseSlot)),
 	kong.NamedMapper("identifier", textMapper(parseIdentifier)),
 	kong.NamedMapper("listen", textMapper(parseListen)),
@@ -224,17 +222,6 @@ func textMapper[T any](parse func(string) (T, error)) kong.Mapper {
 		target.Set(reflect.ValueOf(value))
 		return nil
 	})
-}
-
-// parseDSN never passes on what the driver says about a bad connection string: it quotes the part that
-// it did not understand, which may be the end of a password.
-func parseDSN(text string) (Secret, error) {
-	if _, err := pgconn.ParseConfig(text); err != nil {
-		return "", errors.New("not a connection string like postgres://user:password@host:5432/database" +
-			" or \"host=… user=… password='…' dbname=…\"; in a URL write special characters of the password as %40 for @," +
-			" %2F for /, %23 for #, %25 for %, and check that certificate files it names exist")
-	}
-	return Secret(text), nil
 }
 
 var slotName = regexp.MustCompile(`^[a-z0-9_]{1,63}$`)
