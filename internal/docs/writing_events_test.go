@@ -8,13 +8,18 @@ import (
 	"go/parser"
 	"go/token"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	_ "github.com/jackc/pgx/v5/stdlib" // the driver "pgx" of database/sql
 
+	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/outbox"
+	"github.com/backendstart/walpost/internal/pgoutput"
 	"github.com/backendstart/walpost/internal/testdb"
 )
 
@@ -49,6 +54,70 @@ func TestWritingEvents_SQLRunsAsShown(t *testing.T) {
 	if got := db.Int(`SELECT count(*) FROM orders WHERE status = 'paid'`); got != 2 {
 		t.Errorf("%d orders are paid, want 2", got)
 	}
+}
+
+// What the page writes comes out of the WAL as valid events, also from the message without a table.
+func TestWritingEvents_SQLBecomesValidEvents(t *testing.T) {
+	db := testdb.New(t)
+	db.Exec(`CREATE PUBLICATION page FOR TABLE outbox WITH (publish = 'insert')`)
+	db.Exec(`SELECT pg_create_logical_replication_slot($1, 'pgoutput')`, db.Name)
+	for _, block := range blocks(t, writingEvents, "sql") {
+		run(t, db, block)
+	}
+
+	var got []string
+	for _, e := range streamed(t, db) {
+		if e.Invalid != "" {
+			t.Errorf("event %q with payload %s is invalid: %s", e.ID, e.Payload, e.Invalid)
+		}
+		got = append(got, e.Type+" key="+e.Key+" correlation="+e.CorrelationID())
+	}
+	want := []string{
+		"order.paid key=7 correlation=req-4711",
+		"customer.greeted key=customer:42 correlation=",
+		"order.paid key=8 correlation=",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("events are %q, want %q", got, want)
+	}
+}
+
+// streamed decodes what the slot named like the database holds.
+func streamed(t *testing.T, db *testdb.DB) []*event.Event {
+	t.Helper()
+	rows, err := db.Pool.Query(t.Context(), `SELECT data FROM pg_logical_slot_peek_binary_changes($1, NULL, NULL,
+		'proto_version', '1', 'publication_names', 'page', 'messages', 'true')`, db.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	frames, err := pgx.CollectRows(rows, pgx.RowTo[[]byte])
+	if err != nil {
+		t.Fatal(err)
+	}
+	source := outbox.Source{Name: "page"}
+	decoder := pgoutput.NewDecoder()
+	var events []*event.Event
+	for _, frame := range frames {
+		message, err := decoder.Decode(frame)
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch m := message.(type) {
+		case *pgoutput.Insert:
+			names := make([]string, len(m.Relation.Columns))
+			for i, column := range m.Relation.Columns {
+				names[i] = column.Name
+			}
+			layout, err := source.Layout(names)
+			if err != nil {
+				t.Fatal(err)
+			}
+			events = append(events, layout.Event(m.Values))
+		case *pgoutput.LogicalMessage:
+			events = append(events, source.EventFromMessage(m.Content))
+		}
+	}
+	return events
 }
 
 func TestWritingEvents_payingTwiceInSQLMakesOneEvent(t *testing.T) {
