@@ -1,0 +1,186 @@
+// Package ops is the relay's window for machines and people: health, progress and metrics over HTTP. It
+// only looks, it never changes what the relay does, and beyond loopback it shows no names, ids or error
+// texts to those who have no token. What it shows is made in package relay.
+package ops
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/backendstart/walpost/internal/relay"
+)
+
+// Relay is what is looked at. Both methods return a snapshot at once and are safe for concurrent use.
+type Relay interface {
+	Health() relay.Health
+	Progress() relay.Progress
+}
+
+// Options are what the server is made of; all but Token must be set.
+type Options struct {
+	// Listen is the address as it was configured. If its host is no loopback address, callers without
+	// Token see only status words and metrics.
+	Listen string
+	// Token is what "Authorization: Bearer" must carry beyond loopback. With "" nobody can have it.
+	Token    string
+	Registry *prometheus.Registry
+	Relay    Relay
+	Log      *slog.Logger
+	Version  string
+}
+
+// Server answers for one relay.
+type Server struct {
+	options Options
+	public  bool // listens beyond loopback
+	mux     *http.ServeMux
+}
+
+// Timeouts of the server. Every answer is made from memory, except a scrape, which may wait for a query
+// on Postgres.
+const (
+	readTimeout  = 5 * time.Second
+	writeTimeout = 15 * time.Second
+	idleTimeout  = 2 * time.Minute
+	drainTimeout = 2 * time.Second
+	maxHeader    = 16 << 10
+	// maxScrapes is how many scrapes are served at once: two Prometheus servers and a person.
+	maxScrapes = 4
+)
+
+// New makes a server and registers walpost_build_info.
+func New(options Options) *Server {
+	info := prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "walpost_build_info",
+		Help: "Always 1; the labels say which build this is.",
+	}, []string{"version", "goversion"})
+	info.WithLabelValues(options.Version, runtime.Version()).Set(1)
+	options.Registry.MustRegister(info)
+
+	s := &Server{options: options, public: !isLoopback(options.Listen), mux: http.NewServeMux()}
+	s.mux.HandleFunc("GET /live", s.live)
+	s.mux.HandleFunc("GET /ready", s.ready)
+	s.mux.HandleFunc("GET /progress", s.progress)
+	s.mux.Handle("GET /metrics", promhttp.HandlerFor(options.Registry, promhttp.HandlerOpts{
+		ErrorLog:            slog.NewLogLogger(options.Log.Handler(), slog.LevelWarn),
+		ErrorHandling:       promhttp.ContinueOnError, // half of the metrics says more than none
+		MaxRequestsInFlight: maxScrapes,
+		Timeout:             writeTimeout - time.Second,
+	}))
+	return s
+}
+
+// ServeHTTP implements http.Handler.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Cache-Control", "no-store")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	s.mux.ServeHTTP(w, r)
+}
+
+// Run answers on listener, which it closes, until ctx ends; then it gives answers under way a moment and
+// returns nil. Any other end is an error.
+func (s *Server) Run(ctx context.Context, listener net.Listener) error {
+	server := &http.Server{
+		Handler:        s,
+		ReadTimeout:    readTimeout,
+		WriteTimeout:   writeTimeout,
+		IdleTimeout:    idleTimeout,
+		MaxHeaderBytes: maxHeader,
+		ErrorLog:       slog.NewLogLogger(s.options.Log.Handler(), slog.LevelDebug),
+	}
+	served := make(chan error, 1) // Run may have left when it comes
+	go func() { served <- server.Serve(listener) }()
+	select {
+	case err := <-served:
+		return fmt.Errorf("serve metrics and health on %s: %w", listener.Addr(), err)
+	case <-ctx.Done():
+	}
+	drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTimeout)
+	defer cancel()
+	if err := server.Shutdown(drain); err != nil {
+		// A scrape that takes longer than this will be repeated by whoever wants it.
+		err = server.Close()
+		if err != nil && !errors.Is(err, net.ErrClosed) {
+			return fmt.Errorf("stop metrics and health on %s: %w", listener.Addr(), err)
+		}
+	}
+	<-served
+	return nil
+}
+
+func (s *Server) live(w http.ResponseWriter, _ *http.Request) {
+	s.answer(w, http.StatusOK, map[string]string{"status": "ok"})
+}
+
+func (s *Server) ready(w http.ResponseWriter, r *http.Request) {
+	health := s.options.Relay.Health()
+	if !s.trusts(r) {
+		health.Problems = nil // they name events, hosts and errors
+	}
+	status := http.StatusOK
+	if !health.Ready {
+		status = http.StatusServiceUnavailable
+	}
+	s.answer(w, status, health)
+}
+
+func (s *Server) progress(w http.ResponseWriter, r *http.Request) {
+	if s.trusts(r) {
+		s.answer(w, http.StatusOK, s.options.Relay.Progress())
+		return
+	}
+	w.Header().Set("WWW-Authenticate", "Bearer")
+	reason := "send the ops token as \"Authorization: Bearer …\""
+	if s.options.Token == "" {
+		reason = "beyond loopback this needs a token, and none is set: start the relay with WALPOST_OPS_TOKEN"
+	}
+	s.answer(w, http.StatusUnauthorized, map[string]string{"error": reason})
+}
+
+func (s *Server) answer(w http.ResponseWriter, status int, body any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	encoder := json.NewEncoder(w)
+	encoder.SetIndent("", "  ")
+	if err := encoder.Encode(body); err != nil {
+		s.options.Log.Debug("answer not sent", "err", err) // the caller left
+	}
+}
+
+// trusts reports whether the caller may see everything: who reaches a loopback address is on the
+// machine, everybody else shows the token. Hashes are compared, so that neither the content nor the
+// length of the token can be found out by timing.
+func (s *Server) trusts(r *http.Request) bool {
+	if !s.public {
+		return true
+	}
+	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	got, want := sha256.Sum256([]byte(token)), sha256.Sum256([]byte(s.options.Token))
+	same := subtle.ConstantTimeCompare(got[:], want[:]) == 1
+	return same && s.options.Token != "" && strings.EqualFold(scheme, "Bearer")
+}
+
+// isLoopback trusts addresses and the one name that stands for them; other names may resolve to
+// something else tomorrow.
+func isLoopback(listen string) bool {
+	host, _, err := net.SplitHostPort(listen)
+	if err != nil {
+		return false
+	}
+	addr, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && addr.Unmap().IsLoopback()
+}
