@@ -1,0 +1,72 @@
+package outbox
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"unicode/utf8"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// New is an event that is about to be written.
+type New struct {
+	// ID is the identity that receivers dedupe on, a ULID; at most 64 bytes, unique in the table.
+	ID string
+	// Type names the fact, "lesson.completed".
+	Type string
+	// AggregateType and AggregateID say what the fact is about; "" is stored as NULL.
+	AggregateType, AggregateID string
+	// Key is what order is kept within; "" is stored as NULL.
+	Key string
+	// Payload is one JSON value.
+	Payload json.RawMessage
+	// Headers travel with the event: "correlation_id", "traceparent".
+	Headers map[string]string
+}
+
+// Append writes ev to public.outbox within the caller's transaction: the event exists exactly if the
+// transaction commits, and nothing has to be published afterwards, because the WAL does that.
+//
+// It inserts and never upserts: an INSERT … ON CONFLICT DO UPDATE that hits is an update, and the
+// publication carries inserts only. A second event of the same id is therefore an error (23505), and
+// like any other error it has aborted the transaction.
+//
+// Where order within the key matters, take a lock on the key before the call and keep it until the
+// commit: the row draws its number here, and a repair of the stream reads rows in that order.
+func Append(ctx context.Context, tx pgx.Tx, ev New) error {
+	if err := ev.check(); err != nil {
+		return fmt.Errorf("append event %q to the outbox: %w", ev.ID, err)
+	}
+	headers := []byte("{}")
+	if len(ev.Headers) > 0 {
+		var err error
+		if headers, err = json.Marshal(ev.Headers); err != nil {
+			return fmt.Errorf("append event %q to the outbox: headers: %w", ev.ID, err)
+		}
+	}
+	// Strings, not bytes: with pgx's simple protocol (a pooler may ask for it) bytes become a bytea literal.
+	_, err := tx.Exec(ctx, `
+		INSERT INTO public.outbox (event_id, event_type, aggregate_type, aggregate_id, partition_key, payload, headers)
+		VALUES ($1, $2, nullif($3, ''), nullif($4, ''), nullif($5, ''), $6::jsonb, $7::jsonb)`,
+		ev.ID, ev.Type, ev.AggregateType, ev.AggregateID, ev.Key, string(ev.Payload), string(headers))
+	if err != nil {
+		return fmt.Errorf("append event %q to the outbox: %w", ev.ID, err)
+	}
+	return nil
+}
+
+// check refuses what Postgres would take although it is no event, or although it would be stored altered.
+func (ev New) check() error {
+	if ev.ID == "" || ev.Type == "" {
+		return errors.New("id and type must not be empty")
+	}
+	for name, value := range ev.Headers {
+		// encoding/json would replace the bad bytes without a word.
+		if !utf8.ValidString(name) || !utf8.ValidString(value) {
+			return fmt.Errorf("header %q is no valid UTF-8", name)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,160 @@
+// Package progress is the use case of the reference service: a learner completes a lesson. It owns the
+// transaction in which the completion and its event are committed together, or neither is. It must
+// never publish anything itself, nor know who reacts. Who calls it is package httpapi; how the event
+// becomes a row is package outbox, the next room to read.
+package progress
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/oklog/ulid/v2"
+
+	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/outbox"
+)
+
+// Service completes lessons and shows what came of them. It is safe for concurrent use.
+type Service struct {
+	pool  *pgxpool.Pool
+	clock func() time.Time
+	ids   func(time.Time) string
+}
+
+// New returns a Service on the database of pool, which stays the caller's to close.
+func New(pool *pgxpool.Pool) *Service {
+	return &Service{pool: pool, clock: time.Now, ids: newULID}
+}
+
+func newULID(t time.Time) string {
+	return ulid.MustNew(ulid.Timestamp(t), rand.Reader).String()
+}
+
+// A Completion is the wish to have a lesson completed. Its fields have been checked by the caller; the
+// database refuses slugs over 128 characters and NUL.
+type Completion struct {
+	UserID, LessonID      int64
+	TrackSlug, LessonSlug string
+	// CorrelationID is stored with the event and logged by everyone who handles it.
+	CorrelationID string
+	// TraceParent is the W3C trace context of the request, "" where there is none.
+	TraceParent string
+}
+
+// Result tells the first completion of a lesson, however often it is asked for.
+type Result struct {
+	EventID string
+	// CompletedAt is in UTC with the microseconds that Postgres keeps.
+	CompletedAt time.Time
+	// AlreadyCompleted is true when this call changed nothing and wrote no event.
+	AlreadyCompleted bool
+}
+
+// lessonLocks is the first half of the advisory lock's key: two-part keys are a space of their own, so
+// the lock never meets one of the relay or of a migration, which have one-part keys.
+// (PostgreSQL manual, "Advisory Lock Functions")
+const lessonLocks = 0x6c65 // "le"
+
+// Complete marks the lesson as completed and appends "lesson.completed" to the outbox in one
+// transaction. Only the first call for a user and lesson does so: every later one, also one that
+// arrives at the same moment, returns the result of the first, whatever slugs it names.
+//
+// After an error the caller cannot know whether the transaction was committed, if the connection broke
+// during the commit; to ask again is always right.
+func (s *Service) Complete(ctx context.Context, c Completion) (Result, error) {
+	var result Result
+	// Read committed is named, because what stands behind the lock must be seen once the lock is held,
+	// and a server default of repeatable read would have taken its snapshot before.
+	err := pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		var err error
+		result, err = s.complete(ctx, tx, c)
+		return err
+	})
+	if err != nil {
+		return Result{}, fmt.Errorf("complete lesson %d of user %d: %w", c.LessonID, c.UserID, err)
+	}
+	return result, nil
+}
+
+func (s *Service) complete(ctx context.Context, tx pgx.Tx, c Completion) (Result, error) {
+	// One writer per user at a time, from here to the end of the commit: only so are the outbox rows of
+	// a user numbered in the order in which they commit. The row of the lesson would not do, since two
+	// lessons of a user must not pass each other either, and there is no table of users to lock a row
+	// of. Two users whose hashes meet wait for each other now and then, which is harmless.
+	if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock($1, hashint8($2))`, lessonLocks, c.UserID); err != nil {
+		return Result{}, fmt.Errorf("lock user: %w", err)
+	}
+
+	now := s.clock().UTC().Truncate(time.Microsecond)
+	id := s.ids(now)
+	tag, err := tx.Exec(ctx, `
+		INSERT INTO public.lesson_progress AS p
+			(user_id, lesson_id, track_slug, lesson_slug, completed, completed_at, event_id)
+		VALUES ($1, $2, $3, $4, true, $5, $6)
+		ON CONFLICT (user_id, lesson_id) DO UPDATE
+			SET track_slug = excluded.track_slug, lesson_slug = excluded.lesson_slug,
+				completed = true, completed_at = excluded.completed_at, event_id = excluded.event_id
+			WHERE NOT p.completed`,
+		c.UserID, c.LessonID, c.TrackSlug, c.LessonSlug, now, id)
+	if err != nil {
+		return Result{}, fmt.Errorf("store progress: %w", err)
+	}
+	if tag.RowsAffected() == 0 {
+		return first(ctx, tx, c)
+	}
+
+	payload, err := json.Marshal(event.LessonCompleted{
+		EventID:       id,
+		Type:          event.TypeLessonCompleted,
+		CorrelationID: c.CorrelationID,
+		OccurredAt:    now,
+		UserID:        c.UserID,
+		LessonID:      c.LessonID,
+		TrackSlug:     c.TrackSlug,
+		LessonSlug:    c.LessonSlug,
+	})
+	if err != nil {
+		return Result{}, fmt.Errorf("encode event: %w", err)
+	}
+	headers := map[string]string{"correlation_id": c.CorrelationID}
+	if c.TraceParent != "" {
+		headers["traceparent"] = c.TraceParent
+	}
+	err = outbox.Append(ctx, tx, outbox.New{
+		ID:            id,
+		Type:          event.TypeLessonCompleted,
+		AggregateType: "lesson",
+		AggregateID:   strconv.FormatInt(c.LessonID, 10),
+		Key:           strconv.FormatInt(c.UserID, 10),
+		Payload:       payload,
+		Headers:       headers,
+	})
+	if err != nil {
+		return Result{}, err
+	}
+	return Result{EventID: id, CompletedAt: now}, nil
+}
+
+// first reads the completion that is already there.
+func first(ctx context.Context, tx pgx.Tx, c Completion) (Result, error) {
+	result := Result{AlreadyCompleted: true}
+	err := tx.QueryRow(ctx, `
+		SELECT event_id, completed_at AT TIME ZONE 'UTC'
+		FROM public.lesson_progress WHERE user_id = $1 AND lesson_id = $2`, c.UserID, c.LessonID).
+		Scan(&result.EventID, &result.CompletedAt)
+	if errors.Is(err, pgx.ErrNoRows) {
+		// Somebody deleted the row between the two statements, which no part of walpost does.
+		return Result{}, errors.New("progress vanished while it was read: ask again")
+	}
+	if err != nil {
+		return Result{}, fmt.Errorf("read progress: %w", err)
+	}
+	return result, nil
+}
