@@ -94,6 +94,7 @@ func (s *Server) end(ctx context.Context, signal syscall.Signal) error {
 	case <-ctx.Done():
 		late = fmt.Errorf("stop postgres (pid %d): still running after %w, stopped at once", pid, ctx.Err())
 		s.process.cmd.Process.Signal(syscall.SIGQUIT)
+		s.signalAll(syscall.SIGCONT) // a frozen child would outlive its postmaster
 		select {
 		case <-exited: // the postmaster kills its own children after five seconds
 		case <-time.After(8 * time.Second):

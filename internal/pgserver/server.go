@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"maps"
 	"net"
@@ -87,6 +88,11 @@ func Start(ctx context.Context, options Options) (*Server, error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
+	if options.Port != 0 {
+		if err := portFree(options.Port); err != nil { // before the second that initdb takes
+			return nil, err
+		}
+	}
 	s := &Server{bin: bin, port: options.Port, password: rand.Text(), log: log}
 
 	var err error
@@ -140,7 +146,12 @@ func (s *Server) initdb(ctx context.Context, args []string) error {
 	defer os.Remove(passwordFile)
 	cmd := s.command(ctx, "initdb", append([]string{"--pgdata", s.data(), "--username=postgres", "--pwfile=" + passwordFile,
 		"--auth=scram-sha-256", "--encoding=UTF8", "--locale=C", "--no-sync"}, args...)...)
-	if out, err := cmd.CombinedOutput(); err != nil {
+	out, err := cmd.CombinedOutput()
+	if errors.Is(err, fs.ErrPermission) && s.credential != nil {
+		return fmt.Errorf("initdb: %w: Postgres does not run as root, and uid %d must be able to enter %s and to run %s",
+			err, s.credential.Uid, filepath.Dir(s.dir), s.bin)
+	}
+	if err != nil {
 		return fmt.Errorf("initdb in %s: %w: %s", s.data(), err, strings.TrimSpace(string(out)))
 	}
 	return nil
@@ -174,16 +185,9 @@ func (s *Server) start(ctx context.Context) error {
 	case s.running():
 		return errors.New("start postgres: it runs already")
 	}
-	// Postgres would say it, too, but in the middle of its log and after a second.
-	listener, err := net.Listen("tcp4", fmt.Sprintf("127.0.0.1:%d", s.port))
-	if err != nil {
-		if errors.Is(err, syscall.EADDRINUSE) {
-			return fmt.Errorf("start postgres: %w: another program listens on 127.0.0.1:%d: choose another port", ErrPortTaken, s.port)
-		}
-		return fmt.Errorf("start postgres: %w", err)
+	if err := portFree(s.port); err != nil {
+		return err
 	}
-	listener.Close()
-
 	logFile, err := os.OpenFile(s.LogFile(), os.O_CREATE|os.O_APPEND|os.O_RDWR, 0o600)
 	if err != nil {
 		return fmt.Errorf("start postgres: %w", err)
@@ -275,6 +279,18 @@ func (s *Server) Dir() string { return s.dir }
 func (s *Server) LogFile() string { return filepath.Join(s.dir, "postgres.log") }
 
 func (s *Server) data() string { return filepath.Join(s.dir, "data") }
+
+// portFree says in words what Postgres would say in the middle of its log.
+func portFree(port int) error {
+	listener, err := net.Listen("tcp4", fmt.Sprintf("127.0.0.1:%d", port))
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return fmt.Errorf("start postgres: %w: another program listens on 127.0.0.1:%d: choose another port", ErrPortTaken, port)
+	case err != nil:
+		return fmt.Errorf("start postgres: %w", err)
+	}
+	return listener.Close()
+}
 
 // freePort returns a TCP port on which nobody listens at the moment.
 func freePort() (int, error) {

@@ -14,7 +14,8 @@ import (
 //
 // Each line that comes through the pipe is the pid of the postmaster to stop, or empty for none. The
 // server is stopped with SIGQUIT (immediate shutdown): its data is about to be removed. SIGCONT goes
-// first, it may be frozen; the postmaster itself kills children that do not react.
+// first, it may be frozen; children that do not react are killed by the postmaster after five seconds,
+// so it gets ten.
 type supervisor struct {
 	cmd  *exec.Cmd
 	pipe io.WriteCloser
@@ -26,11 +27,11 @@ if [ -n "$pid" ]; then
 	kill -CONT "$pid" 2>/dev/null
 	kill -QUIT "$pid" 2>/dev/null
 	tries=0
-	while kill -0 "$pid" 2>/dev/null && [ "$tries" -lt 20 ]; do
+	while kill -0 "$pid" 2>/dev/null && [ "$tries" -lt 100 ]; do
 		tries=$((tries + 1))
 		sleep 0.1 2>/dev/null || sleep 1
 	done
-	if [ "$tries" -eq 20 ]; then kill -KILL "$pid" 2>/dev/null; sleep 1; fi
+	if [ "$tries" -eq 100 ]; then kill -KILL "$pid" 2>/dev/null; sleep 1; fi
 fi
 for wait in 1 1 1; do # an initdb that outlived us may still be writing
 	rm -rf -- "$1" 2>/dev/null && exit 0

@@ -1,0 +1,139 @@
+package migrations_test
+
+import (
+	"errors"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/jackc/pgx/v5/stdlib"
+
+	"github.com/backendstart/walpost/internal/testdb"
+	"github.com/backendstart/walpost/migrations"
+)
+
+var both = []migrations.Set{migrations.Walpost, migrations.Lessons}
+
+func TestUp_appliesEachMigrationOnceAndSaysSo(t *testing.T) {
+	db := testdb.NewEmpty(t)
+	for _, want := range []int{2, 0} {
+		var log strings.Builder
+		if err := migrations.Up(t.Context(), db.DSN, slog.New(slog.NewTextHandler(&log, nil)), both...); err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Count(log.String(), "migration applied"); got != want {
+			t.Errorf("%d migrations logged, want %d:\n%s", got, want, log.String())
+		}
+	}
+	if err := migrations.Check(t.Context(), db.Pool, both...); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestUp_leavesTheLessonsOutWhenNobodyAsksForThem(t *testing.T) {
+	db := testdb.NewEmpty(t)
+	if err := migrations.Up(t.Context(), db.DSN, slog.New(slog.DiscardHandler), migrations.Walpost); err != nil {
+		t.Fatal(err)
+	}
+	if got := db.Texts("SELECT tablename::text FROM pg_tables WHERE schemaname = 'public'"); len(got) != 0 {
+		t.Errorf("public has %v, want nothing", got)
+	}
+	if err := migrations.Check(t.Context(), db.Pool, migrations.Walpost); err != nil {
+		t.Error(err)
+	}
+	if err := migrations.Check(t.Context(), db.Pool, both...); !errors.Is(err, migrations.ErrBehind) {
+		t.Errorf("got %v, want ErrBehind for the lessons", err)
+	}
+}
+
+func TestUp_letsConcurrentCallersTakeTurns(t *testing.T) {
+	db := testdb.NewEmpty(t)
+	var callers sync.WaitGroup
+	for range 5 {
+		callers.Go(func() {
+			if err := migrations.Up(t.Context(), db.DSN, slog.New(slog.DiscardHandler), both...); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	callers.Wait()
+	if err := migrations.Check(t.Context(), db.Pool, both...); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestUp_doesNotCareWhatSearchPathAndTimeoutsTheDatabaseHas(t *testing.T) {
+	db := testdb.NewEmpty(t)
+	db.Exec("CREATE SCHEMA elsewhere")
+	db.Exec("CREATE TABLE elsewhere.outbox (n int)")
+	for _, setting := range []string{"search_path = elsewhere, public", "statement_timeout = '1ms'"} {
+		db.Exec("ALTER DATABASE " + db.Name + " SET " + setting)
+	}
+	if err := migrations.Up(t.Context(), db.DSN, slog.New(slog.DiscardHandler), both...); err != nil {
+		t.Fatal(err)
+	}
+	got := strings.Join(db.Texts("SELECT DISTINCT schemaname::text FROM pg_tables WHERE schemaname !~ '^pg_|^information' ORDER BY 1"), " ")
+	if want := "elsewhere public walpost"; got != want {
+		t.Errorf("tables in schemas %s, want %s", got, want)
+	}
+	if got := db.Int("SELECT count(*) FROM pg_tables WHERE schemaname = 'elsewhere'"); got != 1 {
+		t.Errorf("%d tables in the schema that is none of ours, want 1", got)
+	}
+}
+
+// F-61: whoever prepared the schema may keep CREATE on the database for themselves.
+func TestUp_needsNoRightToCreateASchemaThatIsThere(t *testing.T) {
+	db := testdb.NewEmpty(t)
+	role := db.Name + "_role"
+	db.Exec("CREATE ROLE " + role)
+	db.Exec("CREATE SCHEMA walpost AUTHORIZATION " + role)
+	t.Cleanup(func() { db.Exec("DROP OWNED BY " + role + "; DROP ROLE " + role) })
+	if err := migrations.Up(t.Context(), db.DSN+"&role="+role, slog.New(slog.DiscardHandler), migrations.Walpost); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestMigrations_canBeTakenBackAndAppliedAgain(t *testing.T) {
+	db := testdb.New(t)
+	sqlDB := stdlib.OpenDBFromPool(db.Pool)
+	t.Cleanup(func() { sqlDB.Close() })
+	for _, set := range both {
+		provider, err := migrations.Provider(set, sqlDB)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := provider.DownTo(t.Context(), 0); err != nil {
+			t.Errorf("%s down: %v", set, err)
+		}
+	}
+	left := db.Texts("SELECT tablename::text FROM pg_tables WHERE schemaname IN ('public', 'walpost') AND tablename !~ '_schema_version$'")
+	if len(left) != 0 {
+		t.Errorf("taken back, and %v are left", left)
+	}
+	if err := migrations.Up(t.Context(), db.DSN, slog.New(slog.DiscardHandler), both...); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestCheck_saysWhatToDo(t *testing.T) {
+	db := testdb.NewEmpty(t)
+	err := migrations.Check(t.Context(), db.Pool, both...)
+	if !errors.Is(err, migrations.ErrBehind) || !strings.Contains(err.Error(), "walpost migrate") {
+		t.Errorf("empty database: got %v, want ErrBehind and the command", err)
+	}
+	if err := migrations.Up(t.Context(), db.DSN, slog.New(slog.DiscardHandler), both...); err != nil {
+		t.Fatal(err)
+	}
+	db.Exec("INSERT INTO walpost.lessons_schema_version (version_id, is_applied) VALUES (99, true)")
+	if err := migrations.Check(t.Context(), db.Pool, both...); !errors.Is(err, migrations.ErrAhead) || !strings.Contains(err.Error(), "99") {
+		t.Errorf("newer database: got %v, want ErrAhead and its version", err)
+	}
+}
+
+func TestUp_namesTheServerAndNotThePassword(t *testing.T) {
+	err := migrations.Up(t.Context(), "postgres://me:zebra@127.0.0.1:1/db?sslmode=disable", slog.New(slog.DiscardHandler), both...)
+	if err == nil || !strings.Contains(err.Error(), "127.0.0.1:1") || strings.Contains(err.Error(), "zebra") {
+		t.Errorf("got %v, want the address and no password", err)
+	}
+}
