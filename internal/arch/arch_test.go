@@ -1,0 +1,194 @@
+// Package arch keeps the import map of the rooms under internal/ as a test, so that arrows go on pointing
+// one way, down the walk of an event (docs/ARCHITECTURE.md). It holds nothing else.
+package arch
+
+import (
+	"fmt"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"maps"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+const prefix = "github.com/backendstart/walpost/internal/"
+
+// A room may import the rooms that its line names, and nothing else of ours under internal/. A line names
+// only rooms that stand above it: who wants to import upwards has found a reason to move something.
+//
+// What flows back, the confirmed LSN and what is owed, flows through small interfaces that their reader
+// declares, not through an import. Imports of tests are free.
+type room struct {
+	name string
+	may  string
+}
+
+var rooms = []room{
+	// The vocabulary and what supports it.
+	{"event", ""},
+	{"config", ""},
+	{"postgres", ""},
+	{"pgserver", ""},
+
+	// Writing: one transaction makes the fact and the row.
+	{"outbox", "event postgres"},
+	{"progress", "event outbox postgres"},
+	{"httpapi", "event postgres progress"},
+
+	// Relaying: from the bytes of the WAL to the handler of a subscriber, and back as a number.
+	{"pgoutput", "event"},
+	{"wal", "event postgres"},
+	{"ack", "event"},
+	{"subscriber", "event postgres"},
+	{"lane", "ack event subscriber"},
+	{"debt", "event lane outbox postgres"},
+	{"dispatch", "ack event lane outbox pgoutput"},
+	{"relay", "ack debt dispatch event lane outbox pgoutput postgres subscriber wal"},
+	{"ops", "event relay"},
+
+	// app builds everything, so it alone may know everybody.
+	{"app", "ack config debt dispatch event httpapi lane ops outbox pgoutput pgserver postgres progress relay subscriber wal"},
+
+	// For tests.
+	{"testdb", "pgserver postgres"},
+	{"subscriber/subscribertest", "event subscriber testdb"},
+}
+
+// pure rooms are tested under virtual time and with random interleavings, which holds only as long as
+// they touch neither network, files, processes nor database.
+var pure = []string{"event", "pgoutput", "ack", "lane"}
+
+// imports that make a room impure, with everything below them.
+var impure = []string{"net", "os", "io/fs", "syscall", "database/sql", "github.com/jackc"}
+
+func TestRooms_importOnlyWhatTheTableNames(t *testing.T) {
+	for _, fault := range faults(rooms, importsBelow(t, "..")) {
+		t.Error(fault)
+	}
+}
+
+func TestPureRooms_importNothingThatDoesIO(t *testing.T) {
+	imports := importsBelow(t, "..")
+	for _, name := range pure {
+		for _, imported := range imports[name] {
+			for _, banned := range impure {
+				if imported == banned || strings.HasPrefix(imported, banned+"/") {
+					t.Errorf("internal/%s imports %s: this room does no I/O; declare a small interface for what it needs and let relay or app fulfil it", name, imported)
+				}
+			}
+		}
+	}
+}
+
+// The test of the test: each kind of fault is found, and the message says where the table is.
+func TestFaults_nameWhatIsWrong(t *testing.T) {
+	table := []room{{"event", ""}, {"lane", "event"}, {"relay", "event lane"}}
+	tests := []struct {
+		name    string
+		table   []room
+		imports map[string][]string
+		want    string
+	}{
+		{"an arrow that points up", table, map[string][]string{"event": nil, "lane": {prefix + "relay"}, "relay": nil}, "internal/lane imports internal/relay"},
+		{"a room without a line", table, map[string][]string{"event": nil, "lane": nil, "relay": nil, "cellar": nil}, "internal/cellar has no line"},
+		{"a line without a room", table, map[string][]string{"event": nil, "lane": nil}, "internal/relay has a line"},
+		{"a table that allows upwards", []room{{"event", "lane"}, {"lane", ""}}, map[string][]string{"event": nil, "lane": nil}, "stands below"},
+		{"a room inside a room", table, map[string][]string{"event": nil, "lane": {prefix + "lane/queue"}, "relay": nil}, "internal/lane imports internal/lane/queue"},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			got := faults(test.table, test.imports)
+			if len(got) != 1 || !strings.Contains(got[0], test.want) {
+				t.Errorf("faults are %q, want one with %q", got, test.want)
+			}
+		})
+	}
+	if got := faults(table, map[string][]string{"event": {"fmt"}, "lane": {prefix + "event"}, "relay": {prefix + "lane"}}); got != nil {
+		t.Errorf("faults in a sound house: %q", got)
+	}
+}
+
+// faults compares the imports of each room with the table.
+func faults(table []room, imports map[string][]string) []string {
+	var found []string
+	allowed := map[string][]string{}
+	for _, r := range table {
+		allowed[r.name] = strings.Fields(r.may)
+		for _, name := range allowed[r.name] {
+			if _, above := allowed[name]; !above || name == r.name {
+				found = append(found, fmt.Sprintf("the line of %s allows %s, which stands below it or not at all: arrows point one way, so a line names only rooms above it", r.name, name))
+			}
+		}
+		if _, exists := imports[r.name]; !exists {
+			found = append(found, fmt.Sprintf("internal/%s has a line in internal/arch/arch_test.go and no code: take the line out", r.name))
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(imports)) {
+		may, known := allowed[name]
+		if !known {
+			found = append(found, fmt.Sprintf("internal/%s has no line in internal/arch/arch_test.go: add one where the room stands in the walk, with the rooms that it may import", name))
+			continue
+		}
+		for _, imported := range imports[name] {
+			other, ours := strings.CutPrefix(imported, prefix)
+			if ours && !slices.Contains(may, other) {
+				found = append(found, fmt.Sprintf("internal/%s imports internal/%s, which its line in internal/arch/arch_test.go does not name: "+
+					"let the reader declare a small interface and app fulfil it, or move the code to the room that owns the fact; "+
+					"if the arrow is right, add it to the line in the same commit and say why", name, other))
+			}
+		}
+	}
+	return found
+}
+
+// importsBelow reads what the Go files below root import, by folder. It reads all of them, whatever their
+// build constraints, but no tests.
+func importsBelow(t *testing.T, root string) map[string][]string {
+	t.Helper()
+	imports := map[string][]string{}
+	err := filepath.WalkDir(root, func(file string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if entry.IsDir() && entry.Name() == "testdata" {
+			return fs.SkipDir
+		}
+		if entry.IsDir() || path.Ext(file) != ".go" || strings.HasSuffix(file, "_test.go") {
+			return nil
+		}
+		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ImportsOnly)
+		if err != nil {
+			return err
+		}
+		folder, err := filepath.Rel(root, filepath.Dir(file))
+		if err != nil {
+			return err
+		}
+		name := filepath.ToSlash(folder)
+		if imports[name] == nil {
+			imports[name] = []string{}
+		}
+		for _, spec := range parsed.Imports {
+			imported, err := strconv.Unquote(spec.Path.Value)
+			if err != nil {
+				return err
+			}
+			if !slices.Contains(imports[name], imported) {
+				imports[name] = append(imports[name], imported)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(imports) == 0 {
+		t.Fatal("found no Go files below " + root)
+	}
+	return imports
+}
