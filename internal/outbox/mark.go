@@ -1,0 +1,169 @@
+package outbox
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/backendstart/walpost/internal/postgres"
+)
+
+// maxMarked is the number of rows that one statement marks (DESIGN: batches of up to 1,000).
+const maxMarked = 1000
+
+// Marked is a row whose event every subscriber that wants it has finished.
+type Marked struct {
+	// Row is the Row of the event, EventID its ID.
+	Row, EventID string
+	// Attempts is the number of failed attempts over all subscribers, to be added to the row's.
+	Attempts int
+	// Owed says that a delivery of the event was recorded as owed. Such a row is marked only when nothing
+	// of it is waiting or dead any more.
+	Owed bool
+}
+
+// MarkResult counts what became of the rows.
+type MarkResult struct {
+	Marked int
+	// Owed rows stay unpublished, because something of them is still waiting or dead.
+	Owed int
+	// Elsewhere rows were published already: by us before a restart, or by another poller.
+	Elsewhere int
+	// Missing are the Rows that were not found: deleted, or not visible yet under synchronous replication.
+	Missing []string
+}
+
+// Mark publishes rows by primary key, 1,000 with each statement: it sets the published column where it
+// is not set, and adds the attempts. Nothing else is ever written to a row. No row may come twice.
+//
+// It is for a table that Marks. The confirm waits for it, so its errors say what a person must do.
+func (t *Table) Mark(ctx context.Context, tx pgx.Tx, slot string, rows []Marked) (MarkResult, error) {
+	var result MarkResult
+	if t.Published == "" {
+		return result, fmt.Errorf("mark rows of %s: it has no published column", t.Source.relation())
+	}
+	for batch := range slices.Chunk(rows, maxMarked) {
+		if err := t.markBatch(ctx, tx, slot, batch, &result); err != nil {
+			return result, t.explain(fmt.Errorf("mark %d rows of %s: %w", len(batch), t.Source.relation(), err))
+		}
+	}
+	return result, nil
+}
+
+func (t *Table) markBatch(ctx context.Context, tx pgx.Tx, slot string, rows []Marked, result *MarkResult) error {
+	ids, attempts, owed := make([]string, len(rows)), make([]int32, len(rows)), make([]bool, len(rows))
+	keys := make([][]string, len(t.Key))
+	for i, row := range rows {
+		ids[i], attempts[i], owed[i] = row.EventID, int32(row.Attempts), row.Owed
+		values, err := t.keyValues(row.Row)
+		if err != nil {
+			return err
+		}
+		for k, value := range values {
+			keys[k] = append(keys[k], value)
+		}
+	}
+	args := []any{slot, t.Source.Name, ids, attempts, owed}
+	for _, key := range keys {
+		args = append(args, key)
+	}
+	missed, err := tx.Query(ctx, t.markSQL(), args...)
+	if err != nil {
+		return err
+	}
+	defer missed.Close()
+	unhit := 0
+	for missed.Next() {
+		var n int
+		var there, published bool
+		if err := missed.Scan(&n, &there, &published); err != nil {
+			return err
+		}
+		unhit++
+		switch row := rows[n-1]; {
+		case !there:
+			result.Missing = append(result.Missing, row.Row)
+		case !published && row.Owed:
+			result.Owed++
+		default:
+			// Also a row that somebody marked, or deleted, between our snapshot and our lock.
+			result.Elsewhere++
+		}
+	}
+	result.Marked += len(rows) - unhit
+	return missed.Err()
+}
+
+// markSQL marks and returns the rows that were not hit.
+func (t *Table) markSQL() string {
+	set := quote(t.Published) + " = now()"
+	if t.boolean {
+		set = quote(t.Published) + " = true"
+		if t.at != "" {
+			set += ", " + quote(t.at) + " = now()"
+		}
+	}
+	if t.attempts {
+		set += ", attempts = coalesce(t.attempts, 0) + a.attempts"
+	}
+	// The text is cast to the column's type and not the column to text: an index must be of use.
+	same := t.eachKey(" AND ", func(column string, n int, typ string) string {
+		return fmt.Sprintf("t.%s = a.k%d::%s", column, n, typ)
+	})
+	return `
+		WITH asked AS MATERIALIZED (
+			SELECT * FROM unnest($3::text[], $4::int[], $5::bool[]` +
+		t.eachKey("", func(_ string, n int, _ string) string { return fmt.Sprintf(", $%d::text[]", 5+n) }) + `)
+			WITH ORDINALITY AS a(event_id, attempts, owed` +
+		t.eachKey("", func(_ string, n int, _ string) string { return fmt.Sprintf(", k%d", n) }) + `, n)
+		), hit AS (
+			UPDATE ` + t.sql() + ` t SET ` + set + ` FROM asked a
+			WHERE ` + same + ` AND ` + t.unpublished() + `
+			AND NOT (a.owed AND EXISTS (
+				SELECT FROM walpost.owed o WHERE o.slot = $1 AND o.source = $2
+				AND o.event_id = a.event_id AND o.state IN ('waiting', 'dead')))
+			RETURNING a.n
+		)
+		SELECT a.n, t.` + quote(t.Key[0]) + ` IS NOT NULL, NOT coalesce(` + t.unpublished() + `, false)
+		FROM asked a LEFT JOIN ` + t.sql() + ` t ON ` + same + `
+		WHERE NOT EXISTS (SELECT FROM hit h WHERE h.n = a.n)
+		ORDER BY a.n`
+}
+
+// keyValues takes the Row of an event apart: the text of a single key column, a JSON array of several.
+func (t *Table) keyValues(row string) ([]string, error) {
+	if len(t.Key) == 1 {
+		return []string{row}, nil
+	}
+	var values []string
+	if err := json.Unmarshal([]byte(row), &values); err != nil || len(values) != len(t.Key) {
+		return nil, fmt.Errorf("row %q is no array of the %d key columns", row, len(t.Key))
+	}
+	return values, nil
+}
+
+// explain adds what a person must do to an error of writing to the table.
+func (t *Table) explain(err error) error {
+	switch postgres.Code(err) {
+	case "55000": // object_not_in_prerequisite_state
+		return fmt.Errorf("%w: another publication carries updates of this table, which has no replica identity: give it a primary key, or ALTER TABLE %s REPLICA IDENTITY FULL, or take it off that publication", err, t.sql())
+	case "42501": // insufficient_privilege
+		return fmt.Errorf("%w: GRANT SELECT, UPDATE (%s) ON %s to the relay's role, or set mark: off", err, t.updated(), t.sql())
+	}
+	return err
+}
+
+// updated lists the columns that Mark writes.
+func (t *Table) updated() string {
+	columns := quote(t.Published)
+	if t.at != "" {
+		columns += ", " + quote(t.at)
+	}
+	if t.attempts {
+		columns += ", attempts"
+	}
+	return columns
+}

@@ -1,0 +1,83 @@
+// Package outbox is where the halves of walpost meet: how an event becomes a row, and a row an event. It
+// holds all SQL on the outbox table and knows whose columns mean what; nobody else does. It decides
+// nothing about deliveries. Rows come from package pgoutput; what becomes of an event is told in package
+// dispatch.
+package outbox
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// A Source is where events come from: a table, or logical messages of one prefix.
+type Source struct {
+	// Name is the source's name in the configuration; events carry it.
+	Name string
+	// Schema and Table name the outbox table, "" for a source of messages.
+	Schema, Table string
+	// Messages is the prefix given to pg_logical_emit_message, "" for a table.
+	Messages string
+	// Columns says which column is what where the well-known names do not.
+	Columns Columns
+	// Mark lets the relay set the published column, where the table has one.
+	Mark bool
+	// Ours says that nobody but walpost's own retention deletes rows, so that debt may point to them.
+	Ours bool
+	// Retention is how long a published row stays; 0 keeps it for ever.
+	Retention time.Duration
+}
+
+// Columns maps what an event needs to columns of a table. An empty field means the first well-known name
+// that the table has; a field that is set must be there.
+type Columns struct {
+	ID            string // event_id, id, seq
+	Type          string // event_type, type
+	Version       string // event_version, version
+	AggregateType string // aggregate_type, aggregatetype
+	AggregateID   string // aggregate_id, aggregateid
+	// Key is a column or a path into a JSON column, "payload.user_id". By default it is partition_key,
+	// else the aggregate id, else one key for all events.
+	Key      string
+	Topic    string // topic
+	Revision string // revision
+	Payload  string // payload, data
+	Headers  string // headers, metadata
+	Time     string // occurred_at, created_at
+	// Order is the column that a repair reads rows by: an integer id or seq, else the time with the id.
+	Order string
+	// Published is NULL, or false, as long as the row waits: published_at, delivered.
+	Published string
+}
+
+// DB is what a statement runs on: a pool, a connection or a transaction.
+type DB interface {
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+// role is one thing that an event, or the work on its row, takes from a column.
+type role struct {
+	option string // its name in the configuration, columns.<option>
+	mapped func(*Columns) string
+	names  []string // well-known names, best first
+}
+
+var (
+	idRole            = role{"id", func(c *Columns) string { return c.ID }, []string{"event_id", "id", "seq"}}
+	typeRole          = role{"type", func(c *Columns) string { return c.Type }, []string{"event_type", "type"}}
+	versionRole       = role{"version", func(c *Columns) string { return c.Version }, []string{"event_version", "version"}}
+	aggregateTypeRole = role{"aggregate_type", func(c *Columns) string { return c.AggregateType }, []string{"aggregate_type", "aggregatetype"}}
+	aggregateIDRole   = role{"aggregate_id", func(c *Columns) string { return c.AggregateID }, []string{"aggregate_id", "aggregateid"}}
+	keyRole           = role{"key", func(c *Columns) string { return c.Key }, []string{"partition_key"}}
+	topicRole         = role{"topic", func(c *Columns) string { return c.Topic }, []string{"topic"}}
+	revisionRole      = role{"revision", func(c *Columns) string { return c.Revision }, []string{"revision"}}
+	payloadRole       = role{"payload", func(c *Columns) string { return c.Payload }, []string{"payload", "data"}}
+	headersRole       = role{"headers", func(c *Columns) string { return c.Headers }, []string{"headers", "metadata"}}
+	timeRole          = role{"time", func(c *Columns) string { return c.Time }, []string{"occurred_at", "created_at"}}
+	orderRole         = role{"order", func(c *Columns) string { return c.Order }, []string{"id", "seq"}}
+	publishedRole     = role{"published", func(c *Columns) string { return c.Published }, []string{"published_at", "delivered"}}
+)

@@ -1,0 +1,228 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// A Table is what the database says about a source's table: what Mark, Unpublished and Clean need to
+// know without a Relation message. It does not change; after the table was altered, Inspect again.
+type Table struct {
+	Source *Source
+	OID    uint32
+	// Columns are the columns that a stream can carry, in order: all but generated ones.
+	Columns []string
+	// Key is the primary key, whose text is the Row of an event; the event id where there is none.
+	Key []string
+	// Published is the column that Mark sets, "" if the table has none.
+	Published string
+
+	layout   *Layout // over Columns
+	keyTypes []string
+	order    []string // columns that a repair reads by
+	boolean  bool     // Published is a boolean and not a time
+	notNull  bool     // Published cannot be NULL
+	at       string   // the time beside a boolean Published, "" if there is none
+	attempts bool     // there is an integer column attempts
+	warnings []string
+}
+
+// column is a row of pg_attribute.
+type column struct {
+	name, typ string
+	category  string // pg_type.typcategory
+	notNull   bool
+	generated bool
+	key       int // place in the primary key from 1, 0 for none
+}
+
+// Inspect looks the source's table up. A table that is missing, lacks a column that is required or
+// mapped, or of which a generated column would be used is an error that says what to do.
+func (s *Source) Inspect(ctx context.Context, db DB) (*Table, error) {
+	t := &Table{Source: s}
+	var kind string
+	err := db.QueryRow(ctx, `
+		SELECT c.oid, c.relkind::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+		WHERE n.nspname = $1 AND c.relname = $2`, s.Schema, s.Table).Scan(&t.OID, &kind)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, fmt.Errorf("source %q: there is no table %s in this database: create it, or correct the source's table", s.Name, s.relation())
+	}
+	if err != nil {
+		return nil, fmt.Errorf("source %q: look up table %s: %w", s.Name, s.relation(), err)
+	}
+	if kind != "r" && kind != "p" { // ordinary, partitioned
+		return nil, fmt.Errorf("source %q: %s is no table (relkind %q): only tables can be published", s.Name, s.relation(), kind)
+	}
+	columns, err := s.attributes(ctx, db, t.OID)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.refuseGenerated(columns); err != nil {
+		return nil, err
+	}
+	if err := t.understand(columns); err != nil {
+		return nil, err
+	}
+	return t, nil
+}
+
+func (s *Source) attributes(ctx context.Context, db DB, table uint32) ([]column, error) {
+	rows, err := db.Query(ctx, `
+		SELECT a.attname::text, quote_ident(n.nspname) || '.' || quote_ident(y.typname), y.typcategory::text,
+		       a.attnotnull, a.attgenerated <> '',
+		       coalesce(array_position(i.indkey::int2[], a.attnum) - array_lower(i.indkey::int2[], 1) + 1, 0)
+		FROM pg_attribute a
+		JOIN pg_type y ON y.oid = a.atttypid
+		JOIN pg_namespace n ON n.oid = y.typnamespace
+		LEFT JOIN pg_index i ON i.indrelid = a.attrelid AND i.indisprimary
+		WHERE a.attrelid = $1 AND a.attnum > 0 AND NOT a.attisdropped
+		ORDER BY a.attnum`, table)
+	if err != nil {
+		return nil, fmt.Errorf("source %q: read columns of %s: %w", s.Name, s.relation(), err)
+	}
+	columns, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (column, error) {
+		var c column
+		err := row.Scan(&c.name, &c.typ, &c.category, &c.notNull, &c.generated, &c.key)
+		return c, err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("source %q: read columns of %s: %w", s.Name, s.relation(), err)
+	}
+	return columns, nil
+}
+
+// refuseGenerated finds out what would be used if generated columns counted, and refuses it: the server
+// leaves them out of the stream, so another column, or none, would silently take the place.
+func (s *Source) refuseGenerated(columns []column) error {
+	all, err := s.layout(namesOf(columns), nil)
+	if err != nil {
+		return err
+	}
+	for _, c := range []struct {
+		role
+		at int
+	}{
+		{idRole, all.id}, {typeRole, all.typ}, {versionRole, all.version}, {aggregateTypeRole, all.aggregateType},
+		{aggregateIDRole, all.aggregateID}, {keyRole, all.key}, {topicRole, all.topic}, {revisionRole, all.revision},
+		{payloadRole, all.payload}, {headersRole, all.headers}, {timeRole, all.time}, {publishedRole, all.published},
+	} {
+		if c.at >= 0 && columns[c.at].generated {
+			return fmt.Errorf("source %q: column %q of %s is the event's %s, but it is generated, and Postgres leaves generated columns out of the stream: make it an ordinary column, or map columns.%s to another one (for a key also a path, payload.user_id)",
+				s.Name, columns[c.at].name, s.relation(), c.option, c.option)
+		}
+	}
+	return nil
+}
+
+// understand fills t from the table's columns.
+func (t *Table) understand(columns []column) error {
+	s := t.Source
+	columns = slices.DeleteFunc(columns, func(c column) bool { return c.generated })
+	t.Columns = namesOf(columns)
+
+	key := slices.DeleteFunc(slices.Clone(columns), func(c column) bool { return c.key == 0 })
+	slices.SortFunc(key, func(a, b column) int { return a.key - b.key })
+	var err error
+	if t.layout, err = s.layout(t.Columns, namesOf(key)); err != nil {
+		return err
+	}
+	t.warnings = t.layout.Warnings()
+	if len(key) == 0 {
+		key = []column{columns[t.layout.id]}
+		t.warnings = append(t.warnings, fmt.Sprintf("source %q: %s has no primary key: its rows are found by %q, which is slow without a unique index, and other publications may forbid updates; add a primary key", s.Name, s.relation(), key[0].name))
+	}
+	for _, c := range key {
+		t.Key = append(t.Key, c.name)
+		t.keyTypes = append(t.keyTypes, c.typ)
+	}
+
+	if t.layout.published >= 0 {
+		published := columns[t.layout.published]
+		t.Published, t.notNull = published.name, published.notNull
+		switch published.category { // manual, "pg_type": typcategory codes
+		case "B":
+			t.boolean = true
+			if at := t.Published + "_at"; slices.Contains(t.Columns, at) {
+				t.at = at
+			}
+		case "D":
+		default:
+			return fmt.Errorf("source %q: published column %q of %s has type %s: it must be a timestamp or a boolean; map columns.published", s.Name, t.Published, s.relation(), published.typ)
+		}
+	}
+	t.attempts = slices.ContainsFunc(columns, func(c column) bool { return c.name == "attempts" && c.category == "N" })
+	return t.findOrder(columns)
+}
+
+// findOrder chooses what a repair reads by: an integer that grows with each row, else the time.
+func (t *Table) findOrder(columns []column) error {
+	if t.Source.Columns.Order != "" {
+		at, err := t.Source.find(orderRole, t.Columns)
+		if err == nil {
+			t.order = []string{t.Columns[at]}
+		}
+		return err
+	}
+	for _, name := range orderRole.names {
+		at := slices.Index(t.Columns, name)
+		if at >= 0 && slices.Contains([]string{"pg_catalog.int2", "pg_catalog.int4", "pg_catalog.int8"}, columns[at].typ) {
+			t.order = []string{name}
+			return nil
+		}
+	}
+	if t.layout.time >= 0 {
+		t.order = append(t.order, t.Columns[t.layout.time])
+	}
+	t.order = append(t.order, t.Columns[t.layout.id])
+	return nil
+}
+
+// Layout finds the columns of a Relation message by name. It knows the primary key, so that the events'
+// Row is what Mark wants.
+func (t *Table) Layout(columns []string) (*Layout, error) { return t.Source.layout(columns, t.Key) }
+
+// Marks reports whether rows are to be marked, and can be.
+func (t *Table) Marks() bool { return t.Source.Mark && t.Published != "" }
+
+// Warnings are sentences for a person about what works, but surely is not meant.
+func (t *Table) Warnings() []string { return t.warnings }
+
+// sql is the quoted name of the table.
+func (t *Table) sql() string { return pgx.Identifier{t.Source.Schema, t.Source.Table}.Sanitize() }
+
+// unpublished is the condition for a row, named t, that waits. A bool that cannot be NULL is written so
+// that a partial index WHERE NOT delivered is used.
+func (t *Table) unpublished() string {
+	published := "t." + quote(t.Published)
+	switch {
+	case t.boolean && t.notNull:
+		return "NOT " + published
+	case t.boolean:
+		return published + " IS NOT TRUE"
+	}
+	return published + " IS NULL"
+}
+
+func namesOf(columns []column) []string {
+	var names []string
+	for _, c := range columns {
+		names = append(names, c.name)
+	}
+	return names
+}
+
+func quote(name string) string { return pgx.Identifier{name}.Sanitize() }
+
+// eachKey writes a part of SQL for each key column, from its quoted name, its number from 1 and its type.
+func (t *Table) eachKey(separator string, part func(column string, n int, typ string) string) string {
+	var parts []string
+	for i, name := range t.Key {
+		parts = append(parts, part(quote(name), i+1, t.keyTypes[i]))
+	}
+	return strings.Join(parts, separator)
+}

@@ -1,0 +1,82 @@
+package outbox
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/backendstart/walpost/internal/event"
+)
+
+// Unpublished calls fn with the event of every row that is not published and visible in tx, invalid ones
+// too, and stops at its first error. Rows are read one by one while fn works, so tx cannot be used
+// within fn.
+//
+// They come in commit order where the server has track_commit_timestamp on; rows older than that
+// setting come first. Without it they come in the order of the source's order column. (POSTGRES §5:
+// right only because the relay never touches an unpublished row.)
+//
+// Position and XID are left to the caller; CommittedAt is zero where the server does not know it. tx
+// must be one of postgres.InTx or postgres.InSnapshot: only with their settings does a row have the
+// bytes that the stream would have.
+func (t *Table) Unpublished(ctx context.Context, tx pgx.Tx, fn func(*event.Event) error) error {
+	if t.Published == "" {
+		return fmt.Errorf("read unpublished rows of %s: it has no published column, so nobody knows which ones wait", t.Source.relation())
+	}
+	var tracked bool
+	if err := tx.QueryRow(ctx, `SELECT current_setting('track_commit_timestamp')::bool`).Scan(&tracked); err != nil {
+		return fmt.Errorf("read unpublished rows of %s: %w", t.Source.relation(), err)
+	}
+	// The simple protocol answers in text made by the types' output functions, as the stream is. A cast
+	// to text would not do: bool, char(n) and inet have casts that write something else.
+	rows, err := tx.Query(ctx, t.unpublishedSQL(tracked), pgx.QueryExecModeSimpleProtocol)
+	if err != nil {
+		return fmt.Errorf("read unpublished rows of %s: %w", t.Source.relation(), err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		values := rows.RawValues()
+		committed := values[len(t.Columns)]
+		e := t.layout.Event(values[:len(t.Columns)])
+		if committed != nil {
+			µs, err := strconv.ParseInt(string(committed), 10, 64)
+			if err != nil {
+				return fmt.Errorf("read unpublished rows of %s: commit time: %w", t.Source.relation(), err)
+			}
+			e.CommittedAt = time.UnixMicro(µs).UTC()
+		}
+		if err := fn(e); err != nil {
+			return err
+		}
+	}
+	if err := rows.Err(); err != nil {
+		return fmt.Errorf("read unpublished rows of %s: %w", t.Source.relation(), err)
+	}
+	return nil
+}
+
+func (t *Table) unpublishedSQL(tracked bool) string {
+	var columns, order []string
+	for at, name := range t.Columns {
+		if t.layout.uses(at) {
+			columns = append(columns, "t."+quote(name))
+		} else {
+			columns = append(columns, "NULL") // keeps the layout's indexes
+		}
+	}
+	committed := "NULL"
+	if tracked {
+		const at = "pg_xact_commit_timestamp(t.xmin)"
+		committed = "(extract(epoch FROM " + at + ") * 1000000)::bigint"
+		order = append(order, at+" NULLS FIRST")
+	}
+	for _, name := range t.order {
+		order = append(order, "t."+quote(name))
+	}
+	return "SELECT " + strings.Join(columns, ", ") + ", " + committed +
+		" FROM " + t.sql() + " t WHERE " + t.unpublished() + " ORDER BY " + strings.Join(order, ", ")
+}
