@@ -1,0 +1,276 @@
+package httpapi
+
+import (
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/pem"
+	"fmt"
+	"log/slog"
+	"math/big"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/golang-jwt/jwt/v5"
+)
+
+const testSecret = "0123456789abcdef0123456789abcdef"
+
+func sign(t *testing.T, method jwt.SigningMethod, key any, claims jwt.MapClaims, kid string) string {
+	t.Helper()
+	token := jwt.NewWithClaims(method, claims)
+	if kid != "" {
+		token.Header["kid"] = kid
+	}
+	signed, err := token.SignedString(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return signed
+}
+
+func claims(sub any) jwt.MapClaims {
+	return jwt.MapClaims{"sub": sub, "exp": time.Now().Add(time.Hour).Unix()}
+}
+
+func userOf(auth Auth, token string) (int64, error) {
+	r := httptest.NewRequest(http.MethodGet, "/", nil)
+	r.Header.Set("Authorization", "Bearer "+token)
+	return auth(r)
+}
+
+func secretAuth(t *testing.T) Auth {
+	t.Helper()
+	auth, err := NewJWTAuth(t.Context(), JWTOptions{Secret: testSecret, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return auth
+}
+
+func rsaKey(t *testing.T) *rsa.PrivateKey {
+	t.Helper()
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return key
+}
+
+func jwks(kid string, key *rsa.PublicKey) string {
+	b64 := base64.RawURLEncoding.EncodeToString
+	return fmt.Sprintf(`{"keys": [{"kty": "RSA", "use": "sig", "kid": %q, "n": %q, "e": %q}]}`,
+		kid, b64(key.N.Bytes()), b64(big.NewInt(int64(key.E)).Bytes()))
+}
+
+func TestJWTAuth_knowsTheUserOfAGoodToken(t *testing.T) {
+	token, err := Token(testSecret, 42, time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := userOf(secretAuth(t), token); got != 42 || err != nil {
+		t.Errorf("user is %d, %v; want 42", got, err)
+	}
+}
+
+func TestJWTAuth_refusesBadTokens(t *testing.T) {
+	auth := secretAuth(t)
+	secret := []byte(testSecret)
+	hs := func(c jwt.MapClaims) string { return sign(t, jwt.SigningMethodHS256, secret, c, "") }
+	expired := jwt.MapClaims{"sub": "42", "exp": time.Now().Add(-time.Hour).Unix()}
+	early := claims("42")
+	early["nbf"] = time.Now().Add(time.Hour).Unix()
+	good := hs(claims("42"))
+	tests := []struct{ name, token string }{
+		{"empty", ""},
+		{"no token", "abc"},
+		{"alg none", sign(t, jwt.SigningMethodNone, jwt.UnsafeAllowNoneSignatureType, claims("42"), "")},
+		{"HS512", sign(t, jwt.SigningMethodHS512, secret, claims("42"), "")},
+		{"RS256", sign(t, jwt.SigningMethodRS256, rsaKey(t), claims("42"), "")},
+		{"other secret", sign(t, jwt.SigningMethodHS256, []byte(strings.Repeat("x", 32)), claims("42"), "")},
+		{"signature cut off", good[:strings.LastIndex(good, ".")+1]},
+		{"expired", hs(expired)},
+		{"no exp", hs(jwt.MapClaims{"sub": "42"})},
+		{"not yet valid", hs(early)},
+		{"no sub", hs(jwt.MapClaims{"exp": time.Now().Add(time.Hour).Unix()})},
+		{"sub 0", hs(claims("0"))},
+		{"sub -1", hs(claims("-1"))},
+		{"sub +1", hs(claims("+1"))},
+		{"sub 042", hs(claims("042"))},
+		{"sub 1.0", hs(claims("1.0"))},
+		{"sub with a space", hs(claims(" 42"))},
+		{"sub abc", hs(claims("abc"))},
+		{"sub beyond int64", hs(claims("9223372036854775808"))},
+		{"sub huge", hs(claims(strings.Repeat("9", 4000)))},
+		{"sub a number", hs(claims(42))},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			if user, err := userOf(auth, test.token); err == nil {
+				t.Errorf("it was taken for user %d", user)
+			}
+		})
+	}
+}
+
+func TestJWTAuth_refusesOtherSchemesAndSeveralHeaders(t *testing.T) {
+	auth := secretAuth(t)
+	good := sign(t, jwt.SigningMethodHS256, []byte(testSecret), claims("42"), "")
+	tests := []struct {
+		name   string
+		values []string
+		want   int64
+	}{
+		{"bearer in lower case", []string{"bearer " + good}, 42},
+		{"none", nil, 0},
+		{"no scheme", []string{good}, 0},
+		{"Basic", []string{"Basic " + good}, 0},
+		{"two", []string{"Bearer " + good, "Bearer " + good}, 0},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			r := httptest.NewRequest(http.MethodGet, "/", nil)
+			r.Header["Authorization"] = test.values
+			if got, err := auth(r); got != test.want || (err == nil) != (test.want > 0) {
+				t.Errorf("user is %d, %v; want %d", got, err, test.want)
+			}
+		})
+	}
+}
+
+func TestJWTAuth_readsPublicKeysFromAURLAndFollowsTheirRotation(t *testing.T) {
+	first, second := rsaKey(t), rsaKey(t)
+	var set atomic.Value
+	set.Store(jwks("a", &first.PublicKey))
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprint(w, set.Load())
+	}))
+	defer server.Close()
+	auth, err := NewJWTAuth(t.Context(), JWTOptions{JWKS: server.URL, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := userOf(auth, sign(t, jwt.SigningMethodRS256, first, claims("42"), "a")); got != 42 || err != nil {
+		t.Errorf("user is %d, %v; want 42", got, err)
+	}
+
+	// The classic confusion: HS256 with the public key as its secret. And other bad ones.
+	public := pem.EncodeToMemory(&pem.Block{Type: "RSA PUBLIC KEY", Bytes: x509.MarshalPKCS1PublicKey(&first.PublicKey)})
+	for name, token := range map[string]string{
+		"HS256 with the public key":     sign(t, jwt.SigningMethodHS256, public, claims("42"), "a"),
+		"HS256 with the modulus":        sign(t, jwt.SigningMethodHS256, first.N.Bytes(), claims("42"), "a"),
+		"none":                          sign(t, jwt.SigningMethodNone, jwt.UnsafeAllowNoneSignatureType, claims("42"), "a"),
+		"another key under this kid":    sign(t, jwt.SigningMethodRS256, second, claims("42"), "a"),
+		"another key without kid":       sign(t, jwt.SigningMethodRS256, second, claims("42"), ""),
+		"expired, with the right key":   sign(t, jwt.SigningMethodRS256, first, jwt.MapClaims{"sub": "42", "exp": 1}, "a"),
+		"without exp, with a right key": sign(t, jwt.SigningMethodRS256, first, jwt.MapClaims{"sub": "42"}, "a"),
+	} {
+		if user, err := userOf(auth, token); err == nil {
+			t.Errorf("%s: taken for user %d", name, user)
+		}
+	}
+
+	set.Store(jwks("b", &second.PublicKey))
+	if got, err := userOf(auth, sign(t, jwt.SigningMethodRS256, second, claims("43"), "b")); got != 43 || err != nil {
+		t.Errorf("after the rotation user is %d, %v; want 43", got, err)
+	}
+}
+
+func TestJWTAuth_readsPublicKeysFromAFile(t *testing.T) {
+	key := rsaKey(t)
+	file := filepath.Join(t.TempDir(), "keys.json")
+	if err := os.WriteFile(file, []byte(jwks("a", &key.PublicKey)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{file, "file://" + file} {
+		auth, err := NewJWTAuth(t.Context(), JWTOptions{JWKS: name, Log: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := userOf(auth, sign(t, jwt.SigningMethodRS256, key, claims("42"), "a")); got != 42 || err != nil {
+			t.Errorf("%s: user is %d, %v; want 42", name, got, err)
+		}
+	}
+}
+
+func TestNewJWTAuth_saysWhatToSet(t *testing.T) {
+	broken := httptest.NewServer(http.NotFoundHandler())
+	defer broken.Close()
+	tests := []struct {
+		name    string
+		options JWTOptions
+		want    string
+	}{
+		{"no key", JWTOptions{}, "set WALPOST_JWT_SECRET or WALPOST_JWKS_URL"},
+		{"both keys", JWTOptions{Secret: testSecret, JWKS: "x"}, "unset one"},
+		{"short secret", JWTOptions{Secret: "short"}, "openssl rand"},
+		{"no such file", JWTOptions{JWKS: "/nowhere/keys.json"}, "/nowhere/keys.json"},
+		{"password in the URL", JWTOptions{JWKS: "https://u:sesame@example.test/keys"}, "must not carry"},
+		{"URL without keys", JWTOptions{JWKS: broken.URL}, broken.URL},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			test.options.Log = slog.New(slog.DiscardHandler)
+			_, err := NewJWTAuth(t.Context(), test.options)
+			if err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Fatalf("error is %v, want one with %q", err, test.want)
+			}
+			if strings.Contains(err.Error(), "sesame") {
+				t.Errorf("error shows the password: %v", err)
+			}
+		})
+	}
+}
+
+func TestToken_refusesWhatNoAPIWouldTake(t *testing.T) {
+	for _, test := range []struct {
+		secret string
+		user   int64
+		ttl    time.Duration
+	}{{"short", 42, time.Hour}, {testSecret, 0, time.Hour}, {testSecret, -1, time.Hour}, {testSecret, 42, 0}} {
+		if token, err := Token(test.secret, test.user, test.ttl); err == nil {
+			t.Errorf("Token(%d bytes, %d, %s) is %q, want an error", len(test.secret), test.user, test.ttl, token)
+		}
+	}
+}
+
+func TestDevAuth_refusesToListenBeyondLoopback(t *testing.T) {
+	tests := []struct {
+		listen string
+		fine   bool
+	}{
+		{"127.0.0.1:8080", true}, {"127.1.2.3:0", true}, {"localhost:8080", true}, {"[::1]:8080", true}, {"[::ffff:127.0.0.1]:80", true},
+		{":8080", false}, {"0.0.0.0:8080", false}, {"[::]:8080", false}, {"192.168.1.5:80", false}, {"10.0.0.1:80", false},
+		{"example.test:80", false}, {"localhost.example.test:80", false}, {"127.0.0.1", false}, {"", false},
+	}
+	for _, test := range tests {
+		if _, err := NewDevAuth(test.listen); (err == nil) != test.fine {
+			t.Errorf("NewDevAuth(%q) gives %v, fine should be %t", test.listen, err, test.fine)
+		}
+	}
+}
+
+func TestDevAuth_takesOnlyAPositiveUser(t *testing.T) {
+	auth, err := NewDevAuth("127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		values []string
+		want   int64
+	}{{[]string{"42"}, 42}, {nil, 0}, {[]string{""}, 0}, {[]string{"0"}, 0}, {[]string{"-1"}, 0}, {[]string{"abc"}, 0},
+		{[]string{"9223372036854775807"}, 9223372036854775807}, {[]string{"9223372036854775808"}, 0}, {[]string{"1", "2"}, 0}} {
+		r := httptest.NewRequest(http.MethodGet, "/", nil)
+		r.Header["X-User-Id"] = test.values
+		if got, err := auth(r); got != test.want || (err == nil) != (test.want > 0) {
+			t.Errorf("X-User-ID %q: user is %d, %v; want %d", test.values, got, err, test.want)
+		}
+	}
+}

@@ -1,0 +1,97 @@
+package httpapi
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/backendstart/walpost/internal/postgres"
+)
+
+// This file is the one place where errors become problems (RFC 9457).
+
+// retryAfter is what we tell clients while the database is away, in seconds: about the time in which a
+// failover or a restart is over, and nothing that would make a queue of them come back at once.
+const retryAfter = "5"
+
+// Codes of Postgres after which the same request may well succeed (manual, appendix A).
+var passing = map[string]bool{
+	"40001": true, // serialization_failure
+	"40P01": true, // deadlock_detected
+	"55P03": true, // lock_not_available
+	"57014": true, // query_canceled, by statement_timeout
+}
+
+// problem turns an error of a use case into an answer, and logs it, because here it is decided what
+// becomes of it. What the error says stays in the log.
+func (a *api) problem(ctx context.Context, err error) error {
+	log := a.log.With("correlation_id", callOf(ctx).correlationID)
+	switch {
+	case errors.Is(ctx.Err(), context.Canceled):
+		// The client has gone; the answer is for nobody.
+		log.Debug("request abandoned by the client", "err", err)
+		return unavailable("the request was abandoned")
+	case errors.Is(err, context.DeadlineExceeded), postgres.Unavailable(err), passing[postgres.Code(err)]:
+		log.Warn("request failed, database not available", "err", err)
+		return unavailable("the database is not available: try again later, repeating the request is safe")
+	default:
+		log.Error("request failed", "err", err)
+		return huma.NewError(http.StatusInternalServerError,
+			"something went wrong on our side: the log has more under the correlation id of this answer")
+	}
+}
+
+func unavailable(detail string) error {
+	return huma.ErrorWithHeaders(huma.NewError(http.StatusServiceUnavailable, detail), http.Header{"Retry-After": {retryAfter}})
+}
+
+// writeProblem answers where huma is not in charge, or not yet.
+func writeProblem(w http.ResponseWriter, status int, detail string, wrong ...error) {
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(status)
+	// An error here means that the client has gone.
+	_ = json.NewEncoder(w).Encode(huma.NewError(status, detail, wrong...))
+}
+
+// withoutValues keeps huma from sending back what was sent to us: it may be large, or secret.
+func withoutValues(_ huma.Context, _ string, answer any) (any, error) {
+	if problem, ok := answer.(*huma.ErrorModel); ok {
+		for _, detail := range problem.Errors {
+			detail.Value = nil
+		}
+	}
+	return answer, nil
+}
+
+// problems has mux answer with problems also where nothing is registered (404) or not for this method
+// (405), in place of net/http's plain text.
+func problems(mux *http.ServeMux) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if _, pattern := mux.Handler(r); pattern != "" {
+			mux.ServeHTTP(w, r)
+			return
+		}
+		only := statusOnly{ResponseWriter: w}
+		mux.ServeHTTP(&only, r)
+		switch only.status {
+		case http.StatusNotFound:
+			writeProblem(w, only.status, "there is nothing at this path: GET /docs lists what there is")
+		case http.StatusMethodNotAllowed:
+			writeProblem(w, only.status, "this path does not know the method: see the header Allow")
+		default: // a redirect to the clean form of the path
+			w.WriteHeader(only.status)
+		}
+	})
+}
+
+// statusOnly keeps the headers and the status of an answer and drops its text.
+type statusOnly struct {
+	http.ResponseWriter
+	status int
+}
+
+func (s *statusOnly) WriteHeader(status int)      { s.status = status }
+func (s *statusOnly) Write(p []byte) (int, error) { return len(p), nil }
