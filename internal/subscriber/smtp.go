@@ -8,7 +8,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	netmail "net/mail"
 	"net/url"
@@ -31,21 +30,11 @@ type SMTPNotifier struct {
 	implicit bool // TLS from the first byte (smtps), RFC 8314
 	starttls mail.TLSPolicy
 	user     string
-	password secret
+	password func() string // a func prints as an address, whoever prints the struct and however
 	from     *netmail.Address
 	domain   string
 	roots    *tls.Config // nil: the system's certificates
 }
-
-// secret is a text that does not print itself.
-type secret string
-
-const masked = "***"
-
-func (secret) String() string               { return masked }
-func (secret) GoString() string             { return masked }
-func (secret) LogValue() slog.Value         { return slog.StringValue(masked) }
-func (secret) MarshalText() ([]byte, error) { return []byte(masked), nil }
 
 // NewSMTPNotifier reads a URL such as
 //
@@ -62,9 +51,10 @@ func NewSMTPNotifier(rawURL string) (*SMTPNotifier, error) {
 		return nil, errors.New("SMTP URL: not a URL; write it as smtp://user:password@host:port, " +
 			"with special characters in user and password percent-encoded")
 	}
-	n := &SMTPNotifier{host: u.Hostname(), user: u.User.Username(), implicit: u.Scheme == "smtps"}
-	if password, ok := u.User.Password(); ok {
-		n.password = secret(password)
+	password, _ := u.User.Password()
+	n := &SMTPNotifier{
+		host: u.Hostname(), implicit: u.Scheme == "smtps",
+		user: u.User.Username(), password: func() string { return password },
 	}
 	switch {
 	case u.Scheme != "smtp" && u.Scheme != "smtps":
@@ -139,9 +129,6 @@ func (n *SMTPNotifier) readOptions(u *url.URL) error {
 
 // String names the server, without user and password.
 func (n *SMTPNotifier) String() string { return net.JoinHostPort(n.host, strconv.Itoa(n.port)) }
-
-// GoString is String: %#v must not show what %v hides.
-func (n *SMTPNotifier) GoString() string { return n.String() }
 
 // Notify sends a mail whose Message-ID is made from the event id. It is Permanent when the server
 // refuses the recipient for good (5xx to RCPT TO); a refusal that is about us, such as a missing login or
@@ -233,7 +220,7 @@ func (n *SMTPNotifier) options(dial mail.DialContextFunc) []mail.Option {
 		options = append(options, mail.WithSSL())
 	}
 	if n.user != "" {
-		options = append(options, mail.WithUsername(n.user), mail.WithPassword(string(n.password)),
+		options = append(options, mail.WithUsername(n.user), mail.WithPassword(n.password()),
 			mail.WithOpportunisticSMTPAuth(mail.SMTPAuthSCRAMSHA256, mail.SMTPAuthSCRAMSHA1,
 				mail.SMTPAuthPlain, mail.SMTPAuthLogin))
 	}
@@ -249,17 +236,21 @@ func (n *SMTPNotifier) tlsConfig() *tls.Config {
 	return config
 }
 
-// mask takes the password out of a text, also in the forms in which SMTP sends it.
+// mask takes the password out of a text: as SMTP sends it, and as %q quotes it.
 func (n *SMTPNotifier) mask(text string) string {
-	if n.password == "" {
+	password := n.password()
+	if password == "" {
 		return text
 	}
-	password := string(n.password)
-	return strings.NewReplacer(
-		base64.StdEncoding.EncodeToString([]byte("\x00"+n.user+"\x00"+password)), masked,
-		base64.StdEncoding.EncodeToString([]byte(password)), masked,
-		password, masked,
-	).Replace(text)
+	for _, form := range []string{
+		base64.StdEncoding.EncodeToString([]byte("\x00" + n.user + "\x00" + password)),
+		base64.StdEncoding.EncodeToString([]byte(password)),
+		strings.Trim(strconv.Quote(password), `"`),
+		password,
+	} {
+		text = strings.ReplaceAll(text, form, "***")
+	}
+	return text
 }
 
 // refusesRecipient tells a mailbox that does not exist from a server that does not want us: 500 to 504

@@ -36,7 +36,16 @@ func newBench(t *testing.T, build Build) *bench {
 			t.Fatalf("complete lesson of %s: %v", delivery.ID, err)
 		}
 	}
-	return &bench{build, db, build(t, db.Pool, Slot)}
+	return &bench{build: build, db: db}
+}
+
+// clear takes away every effect and makes a new subscriber.
+func (b *bench) clear(t *testing.T) {
+	t.Helper()
+	if _, err := b.db.Pool.Exec(t.Context(), `TRUNCATE `+strings.Join(b.effectTables(t), ", ")); err != nil {
+		t.Fatalf("clear effect tables: %v", err)
+	}
+	b.sub = b.restarted(t)
 }
 
 func (b *bench) restarted(t *testing.T) subscriber.Subscriber { return b.build(t, b.db.Pool, Slot) }
@@ -57,13 +66,15 @@ func (b *bench) mustBatch(t *testing.T, deliveries []subscriber.Delivery) {
 	}
 }
 
-// expect handles the deliveries one by one and returns the effect without its clock.
-func (b *bench) expect(t *testing.T, deliveries []subscriber.Delivery) string {
+// oneByOne is the effect, without its clock, of handling the deliveries one by one. It leaves no effect.
+func (b *bench) oneByOne(t *testing.T, deliveries []subscriber.Delivery) string {
 	t.Helper()
 	for _, delivery := range deliveries {
 		b.must(t, b.sub, delivery)
 	}
-	return withoutClock(t, b.dump(t))
+	effect := withoutClock(t, b.dump(t))
+	b.clear(t)
+	return effect
 }
 
 // effectTables are all that a subscriber may have written to.

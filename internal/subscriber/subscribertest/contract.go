@@ -27,14 +27,12 @@ type Build = func(t *testing.T, pool *pgxpool.Pool, slot string) subscriber.Subs
 
 // Run checks the contract of subscriber.Subscriber, and of BatchSubscriber where the subscriber is one,
 // for a subscriber that wants "lesson.completed" and whose effect is rows in the database of pool: what
-// it does elsewhere Run cannot see. All tables in schema public count as effect, but those of the write
-// side, and so does walpost.inbox. Every check has a database of its own.
+// it does elsewhere Run cannot see. All tables in schema public count as effect, but those of the
+// write side, and so does walpost.inbox.
 func Run(t *testing.T, build Build) {
 	t.Helper()
-	checks := []struct {
-		name string
-		run  func(*testing.T, *bench)
-	}{
+	b := newBench(t, build)
+	b.check(t, []check{
 		{"has a name that stays", hasStableName},
 		{"wants events by their type", wantsByType},
 		{"has its effect once when the same event comes twice", effectOnceWhenTwice},
@@ -45,15 +43,31 @@ func Run(t *testing.T, build Build) {
 		{"returns when the context ends", returnsWhenCancelled},
 		{"calls an unreadable payload permanent", unreadableIsPermanent},
 		{"does not call an error of the database permanent", databaseErrorIsNotPermanent},
-	}
-	for _, check := range checks {
-		t.Run(check.name, func(t *testing.T) { check.run(t, newBench(t, build)) })
-	}
-	t.Run("in batches", func(t *testing.T) {
-		if _, ok := newBench(t, build).sub.(subscriber.BatchSubscriber); ok {
-			runBatches(t, build)
-		}
 	})
+	if _, ok := build(t, b.db.Pool, Slot).(subscriber.BatchSubscriber); !ok {
+		return
+	}
+	b.check(t, []check{
+		{"has the effect of one by one in batches", batchIsOneByOne},
+		{"names only the unreadable event of a batch", batchNamesOnlyTheBadOne},
+		{"counts an event once that stands in a batch twice", batchWithTheSameTwice},
+		{"says of a database error that nothing of the batch is done", batchOnDatabaseError},
+		{"survives many overlapping batches at once", overlappingBatches},
+	})
+}
+
+type check struct {
+	name string
+	run  func(*testing.T, *bench)
+}
+
+func (b *bench) check(t *testing.T, checks []check) {
+	for _, check := range checks {
+		t.Run(check.name, func(t *testing.T) {
+			b.clear(t)
+			check.run(t, b)
+		})
+	}
 }
 
 // LessonCompleted makes the n-th of a series of valid deliveries: three learners (the keys) on two tracks.
@@ -155,7 +169,7 @@ func effectOnceWhenCutOff(t *testing.T, b *bench) {
 }
 
 func keysAtTheSameTime(t *testing.T, b *bench) {
-	want := newBench(t, b.build).expect(t, lessons(3)) // three learners
+	want := b.oneByOne(t, lessons(3)) // three learners
 	var group sync.WaitGroup
 	for _, delivery := range lessons(3) {
 		group.Go(func() {
@@ -217,24 +231,8 @@ func databaseErrorIsNotPermanent(t *testing.T, b *bench) {
 	b.same(t, "after errors of the database", before)
 }
 
-func runBatches(t *testing.T, build Build) {
-	checks := []struct {
-		name string
-		run  func(*testing.T, *bench)
-	}{
-		{"has the effect of one by one", batchIsOneByOne},
-		{"names only the unreadable event", batchNamesOnlyTheBadOne},
-		{"counts an event once that stands in the batch twice", batchWithTheSameTwice},
-		{"says of a database error that nothing is done", batchOnDatabaseError},
-		{"survives many overlapping batches at once", overlappingBatches},
-	}
-	for _, check := range checks {
-		t.Run(check.name, func(t *testing.T) { check.run(t, newBench(t, build)) })
-	}
-}
-
 func batchIsOneByOne(t *testing.T, b *bench) {
-	want := newBench(t, b.build).expect(t, lessons(40))
+	want := b.oneByOne(t, lessons(40))
 	b.mustBatch(t, lessons(40)[:25])
 	b.mustBatch(t, lessons(40)[20:]) // five of them again
 	b.sameButForTheClock(t, "after two batches", want)
@@ -244,7 +242,7 @@ func batchIsOneByOne(t *testing.T, b *bench) {
 
 func batchNamesOnlyTheBadOne(t *testing.T, b *bench) {
 	good := lessons(6)
-	want := newBench(t, b.build).expect(t, append(good[:2:2], good[3:]...))
+	want := b.oneByOne(t, append(good[:2:2], good[3:]...))
 	batch := lessons(6)
 	batch[2] = withPayload(2, []byte(`{"user_id": "nobody"}`))
 	err := b.batch().HandleBatch(t.Context(), batch)
@@ -259,7 +257,7 @@ func batchNamesOnlyTheBadOne(t *testing.T, b *bench) {
 }
 
 func batchWithTheSameTwice(t *testing.T, b *bench) {
-	want := newBench(t, b.build).expect(t, lessons(4))
+	want := b.oneByOne(t, lessons(4))
 	b.mustBatch(t, append(lessons(4), lessons(3)...))
 	b.sameButForTheClock(t, "after a batch with the same events twice", want)
 }
@@ -282,7 +280,7 @@ func batchOnDatabaseError(t *testing.T, b *bench) {
 // ever different order. A deadlock is an error of the database, and fails the test.
 func overlappingBatches(t *testing.T, b *bench) {
 	const events, workers, rounds = 40, 16, 12
-	want := newBench(t, b.build).expect(t, lessons(events))
+	want := b.oneByOne(t, lessons(events))
 	sub := b.build(t, b.wide(t, workers), Slot).(subscriber.BatchSubscriber)
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
