@@ -1,0 +1,382 @@
+// Package ack answers one question: up to which LSN may Postgres forget? It knows what is open and
+// nothing else; it does no I/O and has no clock. Events come in from package dispatch, outcomes from
+// package lane, and the answer goes to the one goroutine that records it (package relay).
+package ack
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+
+	"github.com/backendstart/walpost/internal/event"
+)
+
+// Tracker knows which deliveries are open and the highest LSN below which nothing is.
+//
+// An event is in the window from Add until Recorded: what is finished but not yet marked and recorded
+// still costs memory, so it still counts. All methods may be called by any goroutine, but Begin, Add,
+// Commit and Marker only by the one that reads the stream, and Take and Recorded only by the one that
+// records.
+//
+// Invariant: Confirmed never passes the commit of a transaction with an open or unrecorded event, and
+// never goes back.
+type Tracker struct {
+	limit Window
+	// moved gets a token when there is something to take, room when the window is not full any more.
+	moved, room chan struct{}
+
+	mu        sync.Mutex
+	oldest    *transaction // in stream order; complete neighbours are merged; guarded by mu
+	newest    *transaction // guarded by mu
+	current   *transaction // begun and not yet committed; guarded by mu
+	received  event.Position
+	prefix    event.LSN // end of the last transaction that left the queue; guarded by mu
+	confirmed event.LSN // recorded; guarded by mu
+	subs      []sub     // guarded by mu
+	settled   []*Entry  // finished and not yet taken; guarded by mu
+	finished  bool      // an event finished since the last Take; guarded by mu
+	events    int       // in the window; guarded by mu
+	bytes     int64     // in the window; guarded by mu
+}
+
+// Window bounds what is in memory. An event is admitted while both are below their limit, so a single
+// event larger than Bytes passes.
+type Window struct {
+	Events int
+	Bytes  int64
+}
+
+// transaction is a run of the stream that ends at end: a transaction, several that are complete, or the
+// marker of a keepalive.
+type transaction struct {
+	commit, end event.LSN
+	committed   bool
+	open        int // events with an open delivery
+	older       *transaction
+	newer       *transaction
+}
+
+func (x *transaction) complete() bool { return x.committed && x.open == 0 }
+
+// Entry is one event and what is open of it.
+type Entry struct {
+	Event *event.Event
+	// Attempts is the number of failed attempts over all subscribers, final once the entry was taken.
+	Attempts int
+	// Dead tells that some subscriber has it as a dead letter, so that its row is not to be marked.
+	Dead bool
+
+	txn        *transaction
+	open       int // deliveries that are not finished; guarded by Tracker.mu
+	deliveries []Delivery
+}
+
+// Deliveries returns the deliveries of the event, in the order of the subscribers given to Add.
+func (e *Entry) Deliveries() []Delivery { return e.deliveries }
+
+// Delivery is one event for one subscriber, from Add until Finish.
+type Delivery struct {
+	*Entry
+	subscriber int
+	done       bool
+	older      *Delivery // open deliveries of the same subscriber; guarded by Tracker.mu
+	newer      *Delivery
+}
+
+// Subscriber is the number that the delivery was added for.
+func (d *Delivery) Subscriber() int { return d.subscriber }
+
+// sub is the list of a subscriber's open deliveries, oldest first.
+type sub struct {
+	oldest, newest *Delivery
+	open           int
+}
+
+// New returns a tracker for a number of subscribers that starts at the slot's confirmed LSN.
+func New(limit Window, subscribers int, confirmed event.LSN) *Tracker {
+	return &Tracker{
+		limit:     limit,
+		moved:     make(chan struct{}, 1),
+		room:      make(chan struct{}, 1),
+		prefix:    confirmed,
+		confirmed: confirmed,
+		subs:      make([]sub, subscribers),
+	}
+}
+
+// Begin opens the transaction whose commit record starts at commit. A transaction that broke off with
+// the connection goes on when the server sends it again: then Begin changes nothing.
+func (t *Tracker) Begin(commit event.LSN) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.current != nil {
+		if t.current.commit != commit {
+			panic(fmt.Sprintf("ack: transaction %v begins inside transaction %v", commit, t.current.commit))
+		}
+		return
+	}
+	t.current = t.push(&transaction{commit: commit})
+}
+
+// Add takes an event of the transaction in hand that subscribers want. With no subscribers it is
+// finished at once.
+func (t *Tracker) Add(ev *event.Event, subscribers []int) *Entry {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.current == nil {
+		panic(fmt.Sprintf("ack: event %v outside a transaction", ev.Position))
+	}
+	entry := &Entry{Event: ev, txn: t.current, open: len(subscribers)}
+	entry.deliveries = make([]Delivery, len(subscribers))
+	for i, s := range subscribers {
+		entry.deliveries[i] = Delivery{Entry: entry, subscriber: s}
+		t.subs[s].push(&entry.deliveries[i])
+	}
+	t.received = ev.Position
+	t.events++
+	t.bytes += int64(ev.Size())
+	t.current.open++
+	if entry.open == 0 {
+		t.settle(entry)
+	}
+	return entry
+}
+
+// Commit closes the transaction in hand, whose commit record ends at end.
+func (t *Tracker) Commit(end event.LSN) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.current == nil {
+		panic(fmt.Sprintf("ack: commit ending at %v without a transaction", end))
+	}
+	x := t.current
+	t.current = nil
+	x.end, x.committed = end, true
+	t.completed(x)
+}
+
+// Marker notes the WAL end of a keepalive: once everything before it is finished, nothing up to it is
+// needed. Inside a transaction it says nothing and is ignored.
+func (t *Tracker) Marker(walEnd event.LSN) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.current != nil {
+		return
+	}
+	if t.newest == nil && walEnd <= t.prefix || t.newest != nil && walEnd <= t.newest.end {
+		return
+	}
+	t.completed(t.push(&transaction{commit: walEnd, end: walEnd, committed: true}))
+}
+
+// Finish ends a delivery: delivered, or dead and recorded as such. attempts is the number of its failed
+// attempts.
+func (t *Tracker) Finish(d *Delivery, dead bool, attempts int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if d.done {
+		panic(fmt.Sprintf("ack: delivery of %q to subscriber %d finished twice", d.Event.ID, d.subscriber))
+	}
+	d.done = true
+	t.subs[d.subscriber].remove(d)
+	d.Entry.Attempts += attempts
+	d.Dead = d.Dead || dead
+	d.Entry.open--
+	if d.Entry.open == 0 {
+		t.settle(d.Entry)
+	}
+}
+
+// settle moves an entry with nothing open to the ones that wait for their mark.
+func (t *Tracker) settle(e *Entry) {
+	t.settled = append(t.settled, e)
+	t.finished = true
+	e.txn.open--
+	t.completed(e.txn)
+	e.txn = nil
+	signal(t.moved)
+}
+
+// completed merges x with complete neighbours, so that one event that stays open for days does not make
+// a list of the millions of transactions behind it, and pops the front.
+func (t *Tracker) completed(x *transaction) {
+	if !x.complete() {
+		return
+	}
+	if x.newer != nil && x.newer.complete() {
+		x.commit, x.end = x.newer.commit, x.newer.end
+		t.remove(x.newer)
+	}
+	if x.older != nil && x.older.complete() {
+		x.older.commit, x.older.end = x.commit, x.end
+		t.remove(x)
+		x = x.older
+	}
+	if x == t.oldest {
+		t.prefix = max(t.prefix, x.end)
+		t.remove(x)
+		signal(t.moved)
+	}
+}
+
+// Settled is what Take found: events to mark, and what may be confirmed once they are.
+type Settled struct {
+	Entries []*Entry
+	// Confirm is safe as soon as the entries are marked.
+	Confirm event.LSN
+	// Finished tells that an event finished since the last Take. Without one there is no reason to
+	// write to the database.
+	Finished bool
+}
+
+// Take returns all that has settled since the last call. It does not leave the window before Recorded.
+func (t *Tracker) Take() Settled {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s := Settled{Entries: t.settled, Confirm: t.prefix, Finished: t.finished}
+	t.settled, t.finished = nil, false
+	return s
+}
+
+// Recorded lets what Take returned out of the window and its LSN be confirmed.
+func (t *Tracker) Recorded(s Settled) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, e := range s.Entries {
+		t.events--
+		t.bytes -= int64(e.Event.Size())
+	}
+	t.confirmed = max(t.confirmed, s.Confirm)
+	if t.hasRoom() {
+		signal(t.room)
+	}
+}
+
+// Confirmed is the LSN to tell the server: everything below it is finished, marked and recorded.
+func (t *Tracker) Confirmed() event.LSN {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.confirmed
+}
+
+// Pending reports whether something is between reception and confirmation, so that the confirmed LSN
+// can be expected to move soon.
+func (t *Tracker) Pending() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.events > 0 || t.oldest != nil || t.prefix > t.confirmed
+}
+
+// HasRoom reports whether the window takes another event.
+func (t *Tracker) HasRoom() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.hasRoom()
+}
+
+func (t *Tracker) hasRoom() bool { return t.events < t.limit.Events && t.bytes < t.limit.Bytes }
+
+// Room gets a token when the window may have room again. A token can be stale: ask HasRoom.
+func (t *Tracker) Room() <-chan struct{} { return t.room }
+
+// Moved gets a token when Take may have something new to return.
+func (t *Tracker) Moved() <-chan struct{} { return t.moved }
+
+// Received is the position of the last event that was added.
+func (t *Tracker) Received() event.Position {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.received
+}
+
+// Open is the size of the window's content.
+func (t *Tracker) Open() (events int, bytes int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.events, t.bytes
+}
+
+// OpenOf returns how many deliveries of a subscriber are open and the event of the oldest, or nil.
+func (t *Tracker) OpenOf(subscriber int) (int, *event.Event) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s := &t.subs[subscriber]
+	if s.oldest == nil {
+		return 0, nil
+	}
+	return s.open, s.oldest.Event
+}
+
+// String draws the queue for tests: "confirmed|prefix| transactions", each as commit-end with the number
+// of open events, "…" for one that has not committed.
+func (t *Tracker) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var b strings.Builder
+	fmt.Fprintf(&b, "%d|%d|", t.confirmed, t.prefix)
+	for x := t.oldest; x != nil; x = x.newer {
+		if !x.committed {
+			fmt.Fprintf(&b, " %d-…(%d)", x.commit, x.open)
+			continue
+		}
+		fmt.Fprintf(&b, " %d-%d(%d)", x.commit, x.end, x.open)
+	}
+	return b.String()
+}
+
+func (t *Tracker) push(x *transaction) *transaction {
+	x.older = t.newest
+	if t.newest == nil {
+		t.oldest = x
+	} else {
+		t.newest.newer = x
+	}
+	t.newest = x
+	return x
+}
+
+func (t *Tracker) remove(x *transaction) {
+	if x.older == nil {
+		t.oldest = x.newer
+	} else {
+		x.older.newer = x.newer
+	}
+	if x.newer == nil {
+		t.newest = x.older
+	} else {
+		x.newer.older = x.older
+	}
+}
+
+func (s *sub) push(d *Delivery) {
+	d.older = s.newest
+	if s.newest == nil {
+		s.oldest = d
+	} else {
+		s.newest.newer = d
+	}
+	s.newest = d
+	s.open++
+}
+
+func (s *sub) remove(d *Delivery) {
+	if d.older == nil {
+		s.oldest = d.newer
+	} else {
+		d.older.newer = d.newer
+	}
+	if d.newer == nil {
+		s.newest = d.older
+	} else {
+		d.newer.older = d.older
+	}
+	d.older, d.newer = nil, nil
+	s.open--
+}
+
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}

@@ -1,0 +1,259 @@
+// Package dispatch takes committed transactions apart and hands each event to the lanes of the
+// subscribers that want it. It decides by source and type alone and it does no I/O. Bytes come from
+// package wal, what they mean is told by packages pgoutput and outbox, and every event is entered in
+// package ack before any lane sees it.
+package dispatch
+
+import (
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/backendstart/walpost/internal/ack"
+	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/outbox"
+	"github.com/backendstart/walpost/internal/pgoutput"
+)
+
+// Route is a subscriber's lane and what goes to it.
+type Route struct {
+	Lane interface{ Offer(*ack.Delivery) }
+	// Wants is asked once for each pair of source and type, and after that from memory.
+	Wants func(source, eventType string) bool
+}
+
+// Dispatcher is the receiver of a stream. Receive and KeepAlive belong to the goroutine of the stream.
+type Dispatcher struct {
+	messages []*outbox.Source
+	routes   []Route
+	tracker  *ack.Tracker
+	epoch    int32
+	log      *slog.Logger
+	metrics  *metrics
+
+	tables    []*outbox.Table
+	decoder   *pgoutput.Decoder
+	relations map[uint32]*binding // by oid, as the server last described them
+	wanted    map[wantedKey][]int
+
+	begin     pgoutput.Begin // of the transaction in hand
+	inside    bool           // a transaction is in hand
+	known     bool           // and it was received whole before
+	ordinal   int64          // of the next insert or message in it
+	completed event.LSN      // commit of the last transaction received whole
+	last      event.Position // of the last event taken in
+}
+
+// binding is how the rows of a relation become events.
+type binding struct {
+	source string
+	layout *outbox.Layout
+}
+
+type wantedKey struct{ source, eventType string }
+
+// maxWanted bounds the memory of answers: types come from data.
+const maxWanted = 1000
+
+// New makes a dispatcher for sources that are tables and sources of logical messages. epoch is the one of
+// the server that is streamed.
+func New(tables []*outbox.Table, messages []*outbox.Source, routes []Route, tracker *ack.Tracker, epoch int32,
+	reg prometheus.Registerer, log *slog.Logger) *Dispatcher {
+	d := &Dispatcher{
+		messages: messages, routes: routes, tracker: tracker, epoch: epoch, log: log,
+		metrics: newMetrics(reg),
+		wanted:  make(map[wantedKey][]int),
+	}
+	for _, source := range messages {
+		d.metrics.received.WithLabelValues(source.Name)
+	}
+	for _, table := range tables {
+		d.metrics.received.WithLabelValues(table.Source.Name)
+	}
+	d.Connected(tables)
+	return d
+}
+
+// Connected forgets what belongs to the last connection: the server describes its relations again, and
+// sends again all transactions that were not confirmed. What was taken in before is not taken in twice.
+func (d *Dispatcher) Connected(tables []*outbox.Table) {
+	d.tables = tables
+	d.decoder = pgoutput.NewDecoder()
+	d.relations = make(map[uint32]*binding)
+	d.inside = false
+}
+
+// HasRoom reports whether the window takes another event.
+func (d *Dispatcher) HasRoom() bool { return d.tracker.HasRoom() }
+
+// Room gets a token when HasRoom may have changed.
+func (d *Dispatcher) Room() <-chan struct{} { return d.tracker.Room() }
+
+// KeepAlive says that the server had nothing for us up to walEnd. Inside a transaction that says nothing.
+func (d *Dispatcher) KeepAlive(walEnd event.LSN) {
+	if !d.inside {
+		d.tracker.Marker(walEnd)
+	}
+}
+
+// Receive takes one message of the output plugin. An error ends the stream: nothing after it may be
+// confirmed.
+func (d *Dispatcher) Receive(data []byte) error {
+	message, err := d.decoder.Decode(data)
+	if err != nil {
+		return err
+	}
+	switch m := message.(type) {
+	case *pgoutput.Begin:
+		d.beginTransaction(m)
+	case *pgoutput.Relation:
+		return d.bind(m)
+	case *pgoutput.Insert:
+		return d.insert(m)
+	case *pgoutput.LogicalMessage:
+		return d.logicalMessage(m)
+	case *pgoutput.Commit:
+		return d.commit(m)
+	}
+	// Updates, deletes and truncates of a publication that somebody else made are no events; types and
+	// origins say nothing that we need.
+	return nil
+}
+
+// beginTransaction tells a new transaction from one that was received before the connection broke.
+func (d *Dispatcher) beginTransaction(m *pgoutput.Begin) {
+	d.begin, d.inside, d.ordinal = *m, true, 0
+	d.known = m.FinalLSN <= d.completed
+	if !d.known {
+		d.tracker.Begin(m.FinalLSN)
+	}
+}
+
+func (d *Dispatcher) commit(m *pgoutput.Commit) error {
+	if !d.inside || m.CommitLSN != d.begin.FinalLSN {
+		return fmt.Errorf("commit %v does not end transaction %v", m.CommitLSN, d.begin.FinalLSN)
+	}
+	d.inside = false
+	if !d.known {
+		d.completed = m.CommitLSN
+		d.tracker.Commit(m.EndLSN)
+	}
+	return nil
+}
+
+// bind finds the source of a relation and the places of its columns.
+func (d *Dispatcher) bind(relation *pgoutput.Relation) error {
+	columns := make([]string, len(relation.Columns))
+	for i, c := range relation.Columns {
+		columns[i] = c.Name
+	}
+	for _, table := range d.tables {
+		if table.Source.Table != relation.Name || table.Source.Schema != relation.Namespace {
+			continue
+		}
+		layout, err := table.Layout(columns)
+		if err != nil {
+			return err
+		}
+		d.relations[relation.ID] = &binding{table.Source.Name, layout}
+		return nil
+	}
+	// Only a row of it is a reason to stop: it may share a publication that somebody else made.
+	delete(d.relations, relation.ID)
+	return nil
+}
+
+func (d *Dispatcher) insert(m *pgoutput.Insert) error {
+	position, isNew := d.next()
+	if !isNew {
+		return nil
+	}
+	bound := d.relations[m.Relation.ID]
+	if bound == nil {
+		table := pgx.Identifier{m.Relation.Namespace, m.Relation.Name}.Sanitize()
+		return fmt.Errorf("the publication brings rows of table %s, which no source names: "+
+			"if the outbox was renamed, name it in the configuration or rename it back; else take it out of the publication", table)
+	}
+	if bound.layout.Published(m.Values) {
+		d.metrics.publishedInserts.Inc()
+		return nil
+	}
+	d.take(bound.source, bound.layout.Event(m.Values), position)
+	return nil
+}
+
+// logicalMessage takes a message of a source without a table. Only transactional ones are events: others
+// come before their transaction, and from one that is rolled back too.
+func (d *Dispatcher) logicalMessage(m *pgoutput.LogicalMessage) error {
+	if !m.Transactional {
+		d.metrics.ignoredMessages.Inc()
+		return nil
+	}
+	position, isNew := d.next()
+	if !isNew {
+		return nil
+	}
+	for _, source := range d.messages {
+		if source.Messages == string(m.Prefix) {
+			d.take(source.Name, source.EventFromMessage(m.Content), position)
+			return nil
+		}
+	}
+	d.metrics.ignoredMessages.Inc() // another program's
+	return nil
+}
+
+// next counts an insert or message and tells whether it was not taken in before. The ordinal counts all
+// of them, wanted or not, so that it stays the same when filters change.
+func (d *Dispatcher) next() (event.Position, bool) {
+	position := event.Position{Epoch: d.epoch, Commit: d.begin.FinalLSN, Ordinal: d.ordinal}
+	d.ordinal++
+	return position, !d.known && (d.last == event.Position{} || position.Compare(d.last) > 0)
+}
+
+// take enters an event and hands it over.
+func (d *Dispatcher) take(source string, ev *event.Event, position event.Position) {
+	ev.Source, ev.Position, ev.CommittedAt, ev.XID = source, position, d.begin.CommitTime, d.begin.XID
+	d.last = position
+	d.hand(ev)
+}
+
+func (d *Dispatcher) hand(ev *event.Event) {
+	d.metrics.received.WithLabelValues(ev.Source).Inc()
+	entry := d.tracker.Add(ev, d.want(ev))
+	deliveries := entry.Deliveries()
+	for i := range deliveries {
+		d.routes[deliveries[i].Subscriber()].Lane.Offer(&deliveries[i])
+	}
+}
+
+// want returns the numbers of the subscribers that want an event.
+func (d *Dispatcher) want(ev *event.Event) []int {
+	key := wantedKey{ev.Source, ev.Type}
+	wanted, ok := d.wanted[key]
+	if !ok {
+		for i, route := range d.routes {
+			if route.Wants(ev.Source, ev.Type) {
+				wanted = append(wanted, i)
+			}
+		}
+		if len(d.wanted) >= maxWanted {
+			clear(d.wanted)
+		}
+		d.wanted[key] = wanted
+	}
+	return wanted
+}
+
+// FromTable hands over an event that was read from the table before the stream begins. It belongs to the
+// transaction that the caller has begun in the tracker.
+func (d *Dispatcher) FromTable(ev *event.Event, position event.Position) {
+	ev.Position = position
+	if ev.CommittedAt.IsZero() {
+		ev.CommittedAt = time.Now()
+	}
+	d.hand(ev)
+}

@@ -1,0 +1,27 @@
+package dispatch
+
+import "github.com/prometheus/client_golang/prometheus"
+
+type metrics struct {
+	received         *prometheus.CounterVec
+	publishedInserts prometheus.Counter
+	ignoredMessages  prometheus.Counter
+}
+
+func newMetrics(reg prometheus.Registerer) *metrics {
+	m := &metrics{
+		received: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "walpost_events_received_total", Help: "Events taken in.",
+		}, []string{"source"}),
+		publishedInserts: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "walpost_published_inserts_total",
+			Help: "Inserted rows whose published column was set already, such as a marked row that moved to another partition; they are no events.",
+		}),
+		ignoredMessages: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "walpost_ignored_messages_total",
+			Help: "Logical messages that are not transactional or of no source's prefix.",
+		}),
+	}
+	reg.MustRegister(m.received, m.publishedInserts, m.ignoredMessages)
+	return m
+}

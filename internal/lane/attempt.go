@@ -1,0 +1,314 @@
+package lane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"time"
+
+	"github.com/backendstart/walpost/internal/subscriber"
+)
+
+const (
+	// overdueGrace is how long after its deadline a handler may take to notice it.
+	overdueGrace = time.Second
+	// maxOverdue bounds the goroutines of handlers that never return; with so many of them the lane
+	// starts no further call until one does.
+	maxOverdue = 64
+	// warnEvery keeps a failing subscriber from filling the log.
+	warnEvery = 10 * time.Second
+)
+
+// call is one call of the subscriber.
+type call struct {
+	items    []*item
+	returned bool // guarded by Lane.mu
+	overdue  bool // its slot was given to others; guarded by Lane.mu
+}
+
+// start hands items over in a goroutine of their own. The caller holds mu.
+func (l *Lane) start(items []*item) {
+	l.calls++
+	l.handler.Add(1)
+	go func() {
+		defer l.handler.Done()
+		l.work(items)
+	}()
+}
+
+// work makes one call and settles its items.
+func (l *Lane) work(items []*item) {
+	// What already is to be a dead letter needs no subscriber, only the record.
+	live := make([]*item, 0, len(items))
+	for _, it := range items {
+		if !it.dead {
+			live = append(live, it)
+		}
+	}
+	c := &call{items: items}
+	var errs []error
+	if len(live) > 0 {
+		errs = l.call(c, live)
+	}
+	outcome := make([]error, len(items))
+	for i, it := range items {
+		if it.dead {
+			outcome[i] = it.lastErr
+			continue
+		}
+		outcome[i], errs = errs[0], errs[1:]
+	}
+	l.settle(c, outcome)
+}
+
+// call hands live items to the subscriber and returns an error for each, nil for delivered.
+func (l *Lane) call(c *call, live []*item) []error {
+	l.mu.Lock()
+	parent := l.deliver
+	l.mu.Unlock()
+	ctx, cancel := context.WithTimeoutCause(parent, l.options.Timeout,
+		fmt.Errorf("the handler's deadline of %v is over", l.options.Timeout))
+	defer cancel()
+	watch := time.AfterFunc(l.options.Timeout+overdueGrace, func() { l.markOverdue(c) })
+	defer watch.Stop()
+
+	term := l.term()
+	deliveries := make([]subscriber.Delivery, len(live))
+	for i, it := range live {
+		deliveries[i] = subscriber.Delivery{Event: it.Event, Attempt: it.attempts + 1, Term: term}
+	}
+	begun := time.Now()
+	err := l.protect(ctx, deliveries)
+	l.metrics.handle.Observe(time.Since(begun).Seconds())
+	if err == nil && time.Since(begun) > l.options.Timeout {
+		err = fmt.Errorf("handler returned %v after its deadline of %v", time.Since(begun)-l.options.Timeout, l.options.Timeout)
+	}
+
+	errs := make([]error, len(live))
+	var batchErr *subscriber.BatchError
+	switch {
+	case err == nil:
+	case len(live) > 1 && errors.As(err, &batchErr):
+		for i := range errs {
+			errs[i] = batchErr.Failed[i]
+		}
+	case len(live) > 1:
+		for i := range errs {
+			errs[i] = wholeBatch{err}
+		}
+	default:
+		if errors.As(err, &batchErr) && batchErr.Failed[0] != nil {
+			err = batchErr.Failed[0]
+		}
+		errs[0] = err
+	}
+	return errs
+}
+
+// wholeBatch is the error of a call of several events that does not say which of them it means.
+type wholeBatch struct{ error }
+
+func (w wholeBatch) Unwrap() error { return w.error }
+
+// protect makes a panic of the handler an error of its events.
+func (l *Lane) protect(ctx context.Context, deliveries []subscriber.Delivery) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			l.log.Error("handler panicked", "event", deliveries[0].ID, "panic", p, "stack", string(debug.Stack()))
+			err = fmt.Errorf("handler panicked: %v", p)
+		}
+	}()
+	if len(deliveries) == 1 {
+		return l.sub.Handle(ctx, deliveries[0])
+	}
+	return l.sub.(subscriber.BatchSubscriber).HandleBatch(ctx, deliveries)
+}
+
+// markOverdue gives the slot of a call that does not return to other keys. Its own keys stay held: to
+// hand an event over while an older attempt still runs would be two at a time.
+func (l *Lane) markOverdue(c *call) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if c.returned {
+		return
+	}
+	c.overdue = true
+	l.calls--
+	l.overdue[c] = struct{}{}
+	l.metrics.overdue.Set(float64(len(l.overdue)))
+	l.stats.Failed++
+	l.stats.LastError = "handler does not return"
+	l.log.Error("handler does not return although its deadline is over; its keys wait for it",
+		"event", c.items[0].Event.ID, "events", len(c.items), "timeout", l.options.Timeout)
+	l.failed(c.items[0], 0)
+	l.pump()
+	l.signalIdle()
+}
+
+// settle ends a call: what is delivered or recorded as dead is finished, the rest goes back to the front
+// of its key.
+func (l *Lane) settle(c *call, outcome []error) {
+	l.recordDead(c.items, outcome)
+
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	c.returned = true
+	if c.overdue {
+		delete(l.overdue, c)
+		l.metrics.overdue.Set(float64(len(l.overdue)))
+	} else {
+		l.calls--
+	}
+	now := time.Now()
+	l.judge(c, outcome, now)
+	// The last key first, so that those that go back to the front are in order again.
+	for end := len(c.items); end > 0; {
+		begin := end - 1
+		for begin > 0 && c.items[begin-1].queue == c.items[begin].queue {
+			begin--
+		}
+		l.settleKey(c.items[begin:end], outcome[begin:end], now)
+		end = begin
+	}
+	l.metrics.open.Set(float64(l.held))
+	l.pump()
+	l.signalIdle()
+}
+
+// judge updates what the lane thinks of its subscriber after a call: the breaker and the batch size.
+func (l *Lane) judge(c *call, outcome []error, now time.Time) {
+	var delivered, failed bool
+	var whole bool
+	for i, err := range outcome {
+		switch {
+		case err == nil:
+			delivered = true
+		case c.items[i].dead: // says nothing about the subscriber's health
+		default:
+			failed = true
+			whole = whole || errors.As(err, new(wholeBatch))
+		}
+	}
+	switch {
+	case delivered:
+		l.succeeded(now)
+	case failed && !c.overdue: // an overdue call was counted when it became overdue
+		first := c.items[0]
+		l.failed(first, subscriber.RetryAfterOf(outcome[0]))
+	}
+	switch {
+	case whole:
+		// The bad event is among them: hand over fewer at once until it fails alone. By eights, so that
+		// the steps from 500 to 1 stay below the breaker's threshold.
+		l.batch = max(1, len(c.items)/8)
+	case delivered:
+		l.batch = min(l.options.Batch, l.batch*2)
+	}
+}
+
+// settleKey settles the items of one key, in commit order.
+func (l *Lane) settleKey(items []*item, outcome []error, now time.Time) {
+	q := items[0].queue
+	var left []*item
+	var wait time.Duration
+	for i, it := range items {
+		err := outcome[i]
+		if err == nil || it.finished {
+			l.finish(it, err, now)
+			continue
+		}
+		if len(left) == 0 && !errors.As(err, new(wholeBatch)) {
+			wait = l.noteFailure(it, err, now)
+		}
+		it.queue = nil
+		left = append(left, it)
+	}
+	if len(left) == 0 {
+		l.release(q)
+		return
+	}
+	q.putBack(left)
+	if wait > 0 {
+		l.backOff(q, wait)
+		return
+	}
+	q.state = ready
+	l.ready.pushFront(q)
+}
+
+// finish tells the tracker that a delivery has ended.
+func (l *Lane) finish(it *item, err error, now time.Time) {
+	it.queue = nil
+	l.held--
+	if err == nil {
+		l.stats.Delivered++
+		l.metrics.delivered.Inc()
+	} else {
+		l.stats.Dead++
+		l.metrics.dead.Inc()
+	}
+	l.metrics.commitToAck.Observe(max(0, now.Sub(it.Event.CommittedAt).Seconds()))
+	l.acks.Finish(it.Delivery, err != nil, it.attempts)
+}
+
+// noteFailure counts a failed attempt and returns how long the key has to wait.
+func (l *Lane) noteFailure(it *item, err error, now time.Time) time.Duration {
+	l.stats.Failed++
+	l.stats.LastError = err.Error()
+	l.metrics.failed.Inc()
+	if it.dead { // its record was refused; the reason stays the first one
+		it.refused++
+		return l.options.Backoff.Wait(it.refused)
+	}
+	it.attempts++
+	it.lastErr = err
+	if it.firstFailure.IsZero() {
+		it.firstFailure = now
+	} else if l.lastSuccess.After(it.firstFailure) {
+		// Only now is it known that the event fails and not the subscriber.
+		it.counted++
+		it.dead = l.options.MaxAttempts > 0 && it.counted >= l.options.MaxAttempts
+	}
+	wait := max(l.options.Backoff.Wait(it.attempts), min(subscriber.RetryAfterOf(err), maxRetryAfter))
+	if now.Sub(l.warned) >= warnEvery {
+		l.warned = now
+		l.log.Warn("delivery failed, will retry", "event", it.Event.ID, "key", it.Event.Key,
+			"attempt", it.attempts, "wait", wait, "keys_waiting", len(l.resting)+1, "err", err)
+	}
+	return wait
+}
+
+// recordDead writes the dead letters among the outcomes. One that cannot be written stays open, and its
+// key waits behind it: an event is never neither delivered nor recorded.
+func (l *Lane) recordDead(items []*item, outcome []error) {
+	for i, it := range items {
+		err := outcome[i]
+		if err == nil || !it.dead && !subscriber.IsPermanent(err) {
+			continue
+		}
+		if !it.dead {
+			it.dead, it.lastErr, it.attempts = true, err, it.attempts+1
+		}
+		now := time.Now()
+		if it.firstFailure.IsZero() {
+			it.firstFailure = now
+		}
+		// A stop must not keep a dead letter from being written.
+		ctx, cancel := context.WithTimeout(context.Background(), l.options.Timeout)
+		recordErr := l.ower.Dead(ctx, DeadLetter{
+			Subscriber: l.Name(), Event: it.Event, Attempts: it.attempts,
+			FirstFailure: it.firstFailure, LastFailure: now, Err: err,
+		})
+		cancel()
+		if recordErr != nil {
+			l.metrics.deadRefused.Inc()
+			l.log.Error("record dead letter, the event stays open", "event", it.Event.ID, "err", recordErr)
+			outcome[i] = fmt.Errorf("record dead letter: %w", recordErr)
+			continue
+		}
+		it.finished = true
+		l.log.Error("event is a dead letter", "event", it.Event.ID, "type", it.Event.Type,
+			"attempts", it.attempts, "correlation_id", it.Event.CorrelationID(), "err", err)
+	}
+}

@@ -1,0 +1,75 @@
+package lane
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// Vectors are the metrics of all lanes.
+type Vectors struct {
+	deliveries  *prometheus.CounterVec
+	handle      *prometheus.HistogramVec
+	commitToAck *prometheus.HistogramVec
+	open        *prometheus.GaugeVec
+	overdue     *prometheus.GaugeVec
+	breakerOpen *prometheus.GaugeVec
+	deadRefused *prometheus.CounterVec
+}
+
+// Metrics are those of one subscriber.
+type Metrics struct {
+	delivered, failed, dead, deadRefused prometheus.Counter
+	handle, commitToAck                  prometheus.Observer
+	open, overdue, breakerOpen           prometheus.Gauge
+}
+
+// NewVectors registers the metrics of all lanes.
+func NewVectors(reg prometheus.Registerer) *Vectors {
+	label := []string{"subscriber"}
+	v := &Vectors{
+		deliveries: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "walpost_deliveries_total",
+			Help: "Attempts by outcome: delivered, failed (comes again), dead (waits for a person).",
+		}, []string{"subscriber", "outcome"}),
+		handle: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "walpost_handle_seconds",
+			Help:    "Time in one call of the subscriber's handler, failed ones included.",
+			Buckets: prometheus.ExponentialBuckets(0.0005, 2, 16),
+		}, label),
+		commitToAck: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "walpost_commit_to_ack_seconds",
+			Help:    "Time from the commit of a transaction, by the server's clock, until an event of it was finished.",
+			Buckets: prometheus.ExponentialBuckets(0.001, 2, 18),
+		}, label),
+		open: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "walpost_open_events",
+			Help: "Deliveries received and not finished.",
+		}, label),
+		overdue: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "walpost_overdue_handlers",
+			Help: "Calls that have not returned although their deadline is over; their keys wait.",
+		}, label),
+		breakerOpen: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "walpost_breaker_open",
+			Help: "1 while the subscriber counts as away and one event at a time is tried.",
+		}, label),
+		deadRefused: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "walpost_dead_letter_errors_total",
+			Help: "Dead letters that could not be recorded; the event stays open and is tried again.",
+		}, label),
+	}
+	reg.MustRegister(v.deliveries, v.handle, v.commitToAck, v.open, v.overdue, v.breakerOpen, v.deadRefused)
+	return v
+}
+
+// For returns the metrics of one subscriber, all present from the start.
+func (v *Vectors) For(subscriber string) *Metrics {
+	return &Metrics{
+		delivered:   v.deliveries.WithLabelValues(subscriber, "delivered"),
+		failed:      v.deliveries.WithLabelValues(subscriber, "failed"),
+		dead:        v.deliveries.WithLabelValues(subscriber, "dead"),
+		deadRefused: v.deadRefused.WithLabelValues(subscriber),
+		handle:      v.handle.WithLabelValues(subscriber),
+		commitToAck: v.commitToAck.WithLabelValues(subscriber),
+		open:        v.open.WithLabelValues(subscriber),
+		overdue:     v.overdue.WithLabelValues(subscriber),
+		breakerOpen: v.breakerOpen.WithLabelValues(subscriber),
+	}
+}

@@ -1,0 +1,134 @@
+package relay
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/backendstart/walpost/internal/ack"
+	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/wal"
+)
+
+// stallAfter is how long open events may stand still before the relay says that it is not well.
+const stallAfter = 30 * time.Second
+
+// movement remembers what was last seen to move.
+type movement struct {
+	delivered uint64 // deliveries finished
+	received  event.Position
+	confirmed event.LSN
+	at        time.Time
+}
+
+// term is the number of the leadership.
+func (r *Relay) term() int64 { return 1 }
+
+func (r *Relay) setState(state State, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.state, r.problem = state, ""
+	if err != nil {
+		r.problem = err.Error()
+	}
+}
+
+// whileStopping keeps an error of the connection from making a failure of a stop that was asked for: what
+// was not confirmed comes again.
+func (r *Relay) whileStopping(err error) error {
+	if err == nil {
+		return nil
+	}
+	if errors.Is(err, wal.ErrConnection) || errors.Is(err, wal.ErrShutdown) {
+		r.Log.Warn("stopped without the server's answer to the last confirmed position; some events may come again", "err", err)
+		return nil
+	}
+	return err
+}
+
+// Health tells whether the relay moves, and if not, who holds it.
+func (r *Relay) Health() Health {
+	r.mu.Lock()
+	state, problem, tracker, recorder := r.state, r.problem, r.tracker, r.recorder
+	r.mu.Unlock()
+	h := Health{State: state, Ready: state == Streaming || state == Waiting}
+	if problem != "" {
+		h.Problems = append(h.Problems, problem)
+	}
+	if tracker == nil {
+		return h
+	}
+	if err := recorder.failing(); err != nil {
+		h.Ready = false
+		h.Problems = append(h.Problems, "nothing can be confirmed: "+err.Error())
+	}
+	if since, open := r.standsStill(tracker); open > 0 && since > stallAfter {
+		h.Ready = false
+		h.Problems = append(h.Problems, fmt.Sprintf("%d events are open and nothing has moved for %v", open, since.Round(time.Second)))
+		for _, s := range r.subscribers(tracker) {
+			if s.Open > 0 {
+				h.Problems = append(h.Problems, fmt.Sprintf("subscriber %q holds %d, the oldest is event %q since %s; last error: %s",
+					s.Name, s.Open, s.OldestOpen, s.OldestSince.Format(time.RFC3339), orNone(s.LastError)))
+			}
+		}
+	}
+	return h
+}
+
+func orNone(s string) string {
+	if s == "" {
+		return "none"
+	}
+	return s
+}
+
+// standsStill tells since when nothing has moved, and how many events are open.
+func (r *Relay) standsStill(tracker *ack.Tracker) (time.Duration, int) {
+	open, _ := tracker.Open()
+	now := movement{received: tracker.Received(), confirmed: tracker.Confirmed(), at: time.Now()}
+	for _, s := range r.subscribers(tracker) {
+		now.delivered += s.Delivered + s.Dead
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	last := r.moved
+	if open == 0 || last.at.IsZero() || now.delivered != last.delivered || now.confirmed != last.confirmed {
+		r.moved = now
+	}
+	return now.at.Sub(r.moved.at), open
+}
+
+// Progress is a snapshot of where the relay stands.
+func (r *Relay) Progress() Progress {
+	r.mu.Lock()
+	p := Progress{Slot: r.Slot, State: r.state, Received: r.wal.Received()}
+	tracker := r.tracker
+	r.mu.Unlock()
+	if tracker != nil {
+		p.Confirmed = tracker.Confirmed()
+		p.OpenEvents, p.OpenBytes = tracker.Open()
+		p.Subscribers = r.subscribers(tracker)
+	}
+	p.ReceivedLSN, p.ConfirmedLSN = p.Received.String(), p.Confirmed.String()
+	return p
+}
+
+func (r *Relay) subscribers(tracker *ack.Tracker) []Subscriber {
+	r.mu.Lock()
+	lanes := r.lanes
+	r.mu.Unlock()
+	subs := make([]Subscriber, len(lanes))
+	for i, l := range lanes {
+		stats := l.Stats()
+		open, oldest := tracker.OpenOf(i)
+		subs[i] = Subscriber{
+			Name: l.Name(), Open: open,
+			Delivered: stats.Delivered, Failed: stats.Failed, Dead: stats.Dead,
+			LastError: stats.LastError, Overdue: stats.Overdue,
+		}
+		if oldest != nil {
+			subs[i].OldestOpen, subs[i].OldestSince = oldest.ID, oldest.CommittedAt
+		}
+	}
+	return subs
+}

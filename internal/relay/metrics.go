@@ -1,0 +1,76 @@
+package relay
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/backendstart/walpost/internal/debt"
+)
+
+type recordMetrics struct {
+	elsewhere, failures prometheus.Counter
+}
+
+func newRecordMetrics(reg prometheus.Registerer) *recordMetrics {
+	m := &recordMetrics{
+		elsewhere: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "walpost_marked_elsewhere_total",
+			Help: "Rows that were published already when they were to be marked.",
+		}),
+		failures: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "walpost_record_errors_total",
+			Help: "Writes of marks and of the confirmed position that failed; nothing is confirmed until one works.",
+		}),
+	}
+	reg.MustRegister(m.elsewhere, m.failures)
+	return m
+}
+
+// registerMetrics registers what is computed when somebody looks.
+func (r *Relay) registerMetrics() {
+	r.owedGauge = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "walpost_owed", Help: "Deliveries in walpost.owed: waiting are sent by themselves, dead wait for a person.",
+	}, []string{"subscriber", "state"})
+	r.Registry.MustRegister(r.owedGauge, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "walpost_open_bytes", Help: "Size of the events received and not yet recorded as finished.",
+	}, func() float64 { return float64(r.Progress().OpenBytes) }))
+	for i, sub := range r.Subscriptions {
+		name := sub.Subscriber.Name()
+		r.showOwed([]debt.Count{{Subscriber: name, State: "waiting"}, {Subscriber: name, State: "dead"}})
+		r.Registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name:        "walpost_lag_seconds",
+			Help:        "Age of the subscriber's oldest open event, from its commit.",
+			ConstLabels: prometheus.Labels{"subscriber": name},
+		}, func() float64 { return r.lag(i).Seconds() }))
+	}
+}
+
+// lag is the age of a subscriber's oldest open event. Clocks of two machines differ: never below 0.
+func (r *Relay) lag(subscriber int) time.Duration {
+	r.mu.Lock()
+	tracker := r.tracker
+	r.mu.Unlock()
+	if tracker == nil {
+		return 0
+	}
+	_, oldest := tracker.OpenOf(subscriber)
+	if oldest == nil {
+		return 0
+	}
+	return max(0, time.Since(oldest.CommittedAt))
+}
+
+func (r *Relay) showOwed(counts []debt.Count) {
+	for _, name := range r.Subscriptions {
+		for _, state := range []string{"waiting", "dead"} {
+			var number int64
+			for _, c := range counts {
+				if c.Subscriber == name.Subscriber.Name() && c.State == state {
+					number = c.Number
+				}
+			}
+			r.owedGauge.WithLabelValues(name.Subscriber.Name(), state).Set(float64(number))
+		}
+	}
+}

@@ -1,0 +1,236 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/lane"
+	"github.com/backendstart/walpost/internal/outbox"
+	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/internal/wal"
+	"github.com/backendstart/walpost/migrations"
+)
+
+// session is one replication connection and what was found when it was opened.
+type session struct {
+	conn        *wal.Conn
+	system      wal.System
+	epoch       int32
+	confirmed   event.LSN // where the slot stands
+	fingerprint string
+	tables      []*outbox.Table
+	// created is set when this session made the slot: rows that waited before it are delivered first.
+	created *wal.CreatedSlot
+}
+
+// start is where the confirmed LSN begins. Of a new slot that is just before its first position: rows
+// that waited in the table end there, and until they are finished the slot is not ready.
+func (s *session) start() event.LSN {
+	if s.created != nil {
+		return s.confirmed - 1
+	}
+	return s.confirmed
+}
+
+// waits between attempts to reach Postgres.
+var reconnect = lane.Backoff{Initial: 500 * time.Millisecond, Max: 15 * time.Second}
+
+// openUntilReady opens a session, again and again while Postgres is away or another session holds the
+// slot. It returns nil without an error when ctx ends first.
+func (r *Relay) openUntilReady(ctx context.Context, open func(context.Context) (*session, error)) (*session, error) {
+	for failures := 1; ; failures++ {
+		s, err := open(ctx)
+		if err == nil {
+			return s, nil
+		}
+		if ctx.Err() != nil {
+			return nil, nil
+		}
+		if err := final(err); err != nil {
+			return nil, err
+		}
+		wait := reconnect.Wait(failures)
+		state := Reconnecting
+		if errors.Is(err, wal.ErrSlotInUse) {
+			state = Waiting
+		}
+		r.setState(state, err)
+		r.Log.Warn("cannot stream, will try again", "state", state, "attempt", failures, "wait", wait, "err", err)
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return nil, nil
+		}
+	}
+}
+
+// final returns err if it is one that no retry mends, and nil otherwise. A message that cannot be
+// understood is one: it would come again, and nothing after it may be confirmed.
+func final(err error) error {
+	var setup *wal.SetupError
+	switch {
+	case err == nil, errors.Is(err, wal.ErrSlotInUse), errors.Is(err, wal.ErrShutdown), errors.Is(err, wal.ErrConnection):
+		return nil
+	case errors.As(err, &setup), errors.Is(err, migrations.ErrBehind), errors.Is(err, migrations.ErrAhead):
+		return err
+	case postgres.Unavailable(err), postgres.Code(err) != "":
+		return nil
+	}
+	return err
+}
+
+// open prepares everything in the only right order: checks, tables, publication, slot. (POSTGRES §4: what
+// is found, and what is done)
+func (r *Relay) open(ctx context.Context) (_ *session, err error) {
+	s := &session{}
+	if err := migrations.Check(ctx, r.Pool, migrations.Walpost); err != nil {
+		return nil, err
+	}
+	slot, err := wal.FindSlot(ctx, r.Pool, r.Slot)
+	if err != nil {
+		return nil, err
+	}
+	if err := wal.Preflight(ctx, r.Pool, slot != nil); err != nil {
+		return nil, err
+	}
+	if slot != nil {
+		if err := slot.Check(); err != nil {
+			return nil, err
+		}
+	}
+	if s.tables, err = r.inspect(ctx); err != nil {
+		return nil, err
+	}
+	if err := wal.EnsurePublication(ctx, r.Pool, r.Publication, tableNames(s.tables), slot != nil); err != nil {
+		return nil, err
+	}
+	if s.fingerprint, err = outbox.Fingerprint(ctx, r.Pool, r.Publication, r.Sources); err != nil {
+		return nil, err
+	}
+	if s.conn, err = wal.Connect(ctx, r.ReplicationURL, "walpost/"+r.Slot); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			s.conn.Close()
+		}
+	}()
+	if s.system, err = s.conn.Identify(ctx); err != nil {
+		return nil, err
+	}
+	record, err := loadRecord(ctx, r.Pool, r.Slot)
+	if err != nil {
+		return nil, err
+	}
+	return s, r.findOrCreateSlot(ctx, s, slot, record)
+}
+
+// findOrCreateSlot compares the slot that the server has with what we know about it.
+func (r *Relay) findOrCreateSlot(ctx context.Context, s *session, slot *wal.Slot, record *record) error {
+	switch {
+	case slot == nil && record == nil:
+		return r.createSlot(ctx, s, 1)
+	case record != nil && record.state == creating:
+		// No row has been taken from it yet.
+		if err := r.discardHalfMade(ctx, slot); err != nil {
+			return err
+		}
+		return r.createSlot(ctx, s, record.epoch)
+	case slot == nil:
+		r.Log.Error("the slot is gone; making it anew and sending the unpublished rows of the tables", "slot", r.Slot, "confirmed", record.confirmed)
+		return r.createSlot(ctx, s, record.epoch)
+	case record == nil:
+		return &wal.SetupError{
+			Problem: fmt.Sprintf("slot %q exists, but walpost did not make it", r.Slot),
+			Mend:    "choose another name with --slot (WALPOST_SLOT), or drop it if nobody uses it: SELECT pg_drop_replication_slot(" + quoteLiteral(r.Slot) + ")"}
+	case slot.Lost():
+		return r.resetAdvice(fmt.Sprintf("slot %q is lost: the server has removed WAL that it needed (wal_status %q %s)", r.Slot, slot.WALStatus, slot.Invalidation))
+	case record.system != s.system:
+		return r.resetAdvice(fmt.Sprintf("this is not the server or timeline that slot %q was read from (%s/%d, now %s/%d)",
+			r.Slot, record.system.ID, record.system.Timeline, s.system.ID, s.system.Timeline))
+	case slot.Confirmed > record.confirmed:
+		return r.resetAdvice(fmt.Sprintf("slot %q stands at %v, beyond the %v that walpost recorded: somebody else moved it", r.Slot, slot.Confirmed, record.confirmed))
+	case record.fingerprint != s.fingerprint:
+		return r.resetAdvice("what the publication carries was changed: rows may be missing from the stream")
+	}
+	s.epoch, s.confirmed = record.epoch, slot.Confirmed
+	return nil
+}
+
+// resetAdvice stops the relay where the stream may have a hole. The outbox table is the truth: a slot
+// that is made anew begins with the unpublished rows, so nothing is lost.
+func (r *Relay) resetAdvice(problem string) error {
+	return &wal.SetupError{Problem: problem,
+		Mend: fmt.Sprintf("drop the slot (SELECT pg_drop_replication_slot(%s)) and start again: the slot is made anew and every unpublished row of the tables is sent first", quoteLiteral(r.Slot))}
+}
+
+// reopener opens the next session after one that broke. In between the server may have become another
+// one, so all is checked again; but the rooms are built for the slot as it was.
+func (r *Relay) reopener(last *session) func(context.Context) (*session, error) {
+	return func(ctx context.Context) (*session, error) {
+		s, err := r.open(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if s.created != nil {
+			s.conn.Close()
+			return nil, r.resetAdvice(fmt.Sprintf("slot %q vanished while it was read", r.Slot))
+		}
+		if s.system != last.system {
+			s.conn.Close()
+			return nil, r.resetAdvice("the connection now leads to another server or timeline")
+		}
+		return s, nil
+	}
+}
+
+// inspect looks up the tables of the sources.
+func (r *Relay) inspect(ctx context.Context) ([]*outbox.Table, error) {
+	var tables []*outbox.Table
+	for _, source := range r.Sources {
+		if source.Messages != "" {
+			continue
+		}
+		table, err := source.Inspect(ctx, r.Pool)
+		if err != nil {
+			if postgres.Unavailable(err) {
+				return nil, err
+			}
+			return nil, &wal.SetupError{Problem: err.Error(), Mend: "see above"}
+		}
+		for _, warning := range table.Warnings() {
+			r.Log.Warn(warning)
+		}
+		tables = append(tables, table)
+	}
+	return tables, nil
+}
+
+func (r *Relay) messageSources() []*outbox.Source {
+	var messages []*outbox.Source
+	for _, source := range r.Sources {
+		if source.Messages != "" {
+			messages = append(messages, source)
+		}
+	}
+	return messages
+}
+
+func tableNames(tables []*outbox.Table) []pgx.Identifier {
+	names := make([]pgx.Identifier, len(tables))
+	for i, table := range tables {
+		names[i] = pgx.Identifier{table.Source.Schema, table.Source.Table}
+	}
+	return names
+}
+
+// alive reports whether the server still serves the replication connection with that pid.
+func (r *Relay) alive(ctx context.Context, pid uint32) bool {
+	slot, err := wal.FindSlot(ctx, r.Pool, r.Slot)
+	return err == nil && slot != nil && slot.ActivePID == int(pid)
+}

@@ -1,0 +1,183 @@
+// Package wal holds the replication connection: the publication, the slot, the stream of messages and
+// the status updates that let Postgres forget. It reads and confirms; it does not know what an event is.
+// The bytes it reads go to a Receiver (package dispatch, which decodes them with package pgoutput); the
+// LSN it confirms comes from a Confirmer (package relay, fed by package ack).
+package wal
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pglogrepl"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/postgres"
+)
+
+// SetupError is a condition that no retry mends: a person has to do what Mend says.
+type SetupError struct {
+	Problem string
+	Mend    string
+	Err     error // the server's error, if there was one
+}
+
+func (e *SetupError) Error() string {
+	if e.Err == nil {
+		return fmt.Sprintf("%s; to mend it: %s", e.Problem, e.Mend)
+	}
+	return fmt.Sprintf("%s (%v); to mend it: %s", e.Problem, e.Err, e.Mend)
+}
+
+func (e *SetupError) Unwrap() error { return e.Err }
+
+// ErrSlotInUse means that another session reads the slot. It is free again when that session ends, or at
+// the latest after its wal_sender_timeout.
+var ErrSlotInUse = errors.New("another session reads the slot")
+
+// System identifies a server and its history.
+type System struct {
+	ID       string // differs between clusters that were not copied from each other
+	Timeline int32  // grows with each promotion
+}
+
+// Conn is a replication connection. It belongs to one goroutine.
+type Conn struct {
+	pg      *pgconn.PgConn
+	dsn     string
+	skipped *pgconn.Notice // Postgres 18 went on without the publication
+}
+
+// Connect opens a replication connection, with the session settings of postgres.ReplicationParams.
+// application is what pg_stat_replication shows.
+func Connect(ctx context.Context, dsn, application string) (*Conn, error) {
+	config, err := postgres.ReplicationConfig(dsn)
+	if err != nil {
+		return nil, err
+	}
+	c := &Conn{dsn: dsn}
+	config.RuntimeParams["application_name"] = application
+	config.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) {
+		// "skipped loading publication": its rows are missing from the stream from here on.
+		if n.Code == "55000" && strings.Contains(n.Message, "publication") {
+			c.skipped = n
+		}
+	}
+	c.pg, err = pgconn.ConnectConfig(ctx, config)
+	if err != nil {
+		err = postgres.ConnectError(err, dsn)
+		if strings.Contains(err.Error(), "unsupported startup parameter") {
+			return nil, &SetupError{Err: err,
+				Problem: "the replication connection goes through a pooler",
+				Mend:    "set replication_url (WALPOST_REPLICATION_URL) to a direct connection; database_url may stay as it is"}
+		}
+		return nil, err
+	}
+	return c, nil
+}
+
+// Close ends the connection without waiting for anything.
+func (c *Conn) Close() {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	_ = c.pg.Close(ctx)
+}
+
+// Version is the major version of the server.
+func (c *Conn) Version() int {
+	digits := c.pg.ParameterStatus("server_version")
+	if i := strings.IndexFunc(digits, func(r rune) bool { return r < '0' || r > '9' }); i >= 0 {
+		digits = digits[:i]
+	}
+	major, _ := strconv.Atoi(digits)
+	return major
+}
+
+// Identify asks which server this is. Right after a promotion this is the only place that already knows
+// the new timeline. (PostgreSQL manual, "Streaming Replication Protocol", IDENTIFY_SYSTEM)
+func (c *Conn) Identify(ctx context.Context) (System, error) {
+	system, err := pglogrepl.IdentifySystem(ctx, c.pg)
+	if err != nil {
+		return System{}, fmt.Errorf("identify system: %w", postgres.Mask(err, c.dsn))
+	}
+	return System{ID: system.SystemID, Timeline: system.Timeline}, nil
+}
+
+// CreatedSlot is where a new slot begins. The snapshot shows exactly what committed before that point,
+// until the next command on the connection.
+type CreatedSlot struct {
+	ConsistentPoint event.LSN
+	Snapshot        string
+}
+
+// CreateSlot makes a permanent slot of pgoutput and exports the snapshot that goes with it. It waits for
+// all transactions that are running, so it can take as long as the oldest of them.
+func (c *Conn) CreateSlot(ctx context.Context, name string) (CreatedSlot, error) {
+	options := "(SNAPSHOT 'export', FAILOVER true)"
+	switch version := c.Version(); {
+	case version < 15:
+		options = "EXPORT_SNAPSHOT"
+	case version < 17:
+		options = "(SNAPSHOT 'export')"
+	}
+	sql := "CREATE_REPLICATION_SLOT " + quote(name) + " LOGICAL pgoutput " + options
+	created, err := pglogrepl.ParseCreateReplicationSlot(c.pg.Exec(ctx, sql))
+	if err != nil {
+		return CreatedSlot{}, explainSlotError(name, fmt.Errorf("create replication slot %q: %w", name, err))
+	}
+	point, err := event.ParseLSN(created.ConsistentPoint)
+	if err != nil {
+		return CreatedSlot{}, fmt.Errorf("create replication slot %q: consistent point: %w", name, err)
+	}
+	return CreatedSlot{ConsistentPoint: point, Snapshot: created.SnapshotName}, nil
+}
+
+// start begins to stream. The position is always 0/0, "where the slot stands": a higher one of our own
+// would make the server skip what lies between without a word.
+func (c *Conn) start(ctx context.Context, slot, publication string) error {
+	err := pglogrepl.StartReplication(ctx, c.pg, quote(slot), 0, pglogrepl.StartReplicationOptions{
+		PluginArgs: []string{
+			"proto_version '1'",
+			"publication_names " + literal(quote(publication)),
+			"messages 'true'",
+		},
+	})
+	if err != nil {
+		return explainSlotError(slot, fmt.Errorf("start replication on slot %q: %w", slot, err))
+	}
+	return nil
+}
+
+// explainSlotError adds what to do to the errors that a person has to mend.
+func explainSlotError(slot string, err error) error {
+	switch postgres.Code(err) {
+	case "55006": // object_in_use
+		return fmt.Errorf("%w: %w", ErrSlotInUse, err)
+	case "53400": // configuration_limit_exceeded
+		return &SetupError{Err: err,
+			Problem: "all replication slots of the server are in use",
+			Mend:    "drop one that nobody needs (SELECT slot_name, active, restart_lsn FROM pg_replication_slots), or raise max_replication_slots and restart the server"}
+	case "42501": // insufficient_privilege
+		return &SetupError{Err: err,
+			Problem: "the role may not use replication",
+			Mend:    "ALTER ROLE … REPLICATION (as a superuser), or use the provider's replication role"}
+	case "42704": // undefined_object: the slot was dropped, or the publication is younger than the slot
+		return fmt.Errorf("%w: %w", errMissing, err)
+	case "55000": // object_not_in_prerequisite_state
+		return &SetupError{Err: err,
+			Problem: fmt.Sprintf("slot %q cannot be read any more", slot),
+			Mend:    fmt.Sprintf("look at SELECT wal_status FROM pg_replication_slots WHERE slot_name = %s", literal(slot))}
+	}
+	return err
+}
+
+var errMissing = errors.New("the slot or the publication does not exist at this point of the WAL")
+
+// quote writes an identifier for a replication command, which knows no parameters.
+func quote(name string) string { return `"` + strings.ReplaceAll(name, `"`, `""`) + `"` }
+
+func literal(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }

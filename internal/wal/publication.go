@@ -1,0 +1,99 @@
+package wal
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/backendstart/walpost/internal/postgres"
+)
+
+// EnsurePublication makes the publication of the tables if there is none, and checks the one that is
+// there. It comes before the slot, always: decoding looks at the catalogue as it was at each point of
+// the WAL, so a publication that is younger than the slot does not exist for it. Tables are written
+// "schema.table", quoted.
+func EnsurePublication(ctx context.Context, pool *pgxpool.Pool, name string, tables []pgx.Identifier, slotExists bool) error {
+	var inserts, viaRoot, all bool
+	err := pool.QueryRow(ctx, `SELECT pubinsert, pubviaroot, puballtables FROM pg_catalog.pg_publication WHERE pubname = $1`, name).
+		Scan(&inserts, &viaRoot, &all)
+	if errors.Is(err, pgx.ErrNoRows) {
+		if slotExists {
+			return &SetupError{
+				Problem: fmt.Sprintf("publication %q does not exist, but its slot does: rows inserted meanwhile are not in the stream", name),
+				Mend:    fmt.Sprintf("stop here and drop the slot (SELECT pg_drop_replication_slot(…)); the next start makes both anew and sends the unpublished rows of the table. To only make the publication: %s", createPublication(name, tables))}
+		}
+		return makePublication(ctx, pool, name, tables)
+	}
+	if err != nil {
+		return fmt.Errorf("look up publication %q: %w", name, err)
+	}
+	if !inserts {
+		return &SetupError{
+			Problem: fmt.Sprintf("publication %q does not publish inserts", name),
+			Mend:    fmt.Sprintf("ALTER PUBLICATION %s SET (publish = 'insert')", quote(name))}
+	}
+	var missing []string
+	for _, table := range tables {
+		var published bool
+		err := pool.QueryRow(ctx, `
+			SELECT EXISTS (SELECT FROM pg_catalog.pg_publication_tables
+			               WHERE pubname = $1 AND schemaname = $2 AND tablename = $3)
+			    OR ($4 AND EXISTS (SELECT FROM pg_catalog.pg_class c, pg_catalog.pg_namespace n
+			               WHERE n.oid = c.relnamespace AND n.nspname = $2 AND c.relname = $3))`,
+			name, table[0], table[1], all).Scan(&published)
+		if err != nil {
+			return fmt.Errorf("look up publication %q: %w", name, err)
+		}
+		if !published {
+			missing = append(missing, table.Sanitize())
+		}
+	}
+	if len(missing) > 0 {
+		return &SetupError{
+			Problem: fmt.Sprintf("publication %q does not publish %s", name, strings.Join(missing, ", ")),
+			Mend:    fmt.Sprintf("ALTER PUBLICATION %s ADD TABLE %s", quote(name), strings.Join(missing, ", "))}
+	}
+	return nil
+}
+
+// createPublication is insert-only: an outbox row is an event once, and updates of a table without a
+// replica identity would fail if they were published.
+func createPublication(name string, tables []pgx.Identifier) string {
+	quoted := make([]string, len(tables))
+	for i, table := range tables {
+		quoted[i] = table.Sanitize()
+	}
+	list := ""
+	if len(tables) > 0 {
+		list = " FOR TABLE " + strings.Join(quoted, ", ")
+	}
+	return "CREATE PUBLICATION " + quote(name) + list + " WITH (publish = 'insert', publish_via_partition_root = true)"
+}
+
+func makePublication(ctx context.Context, pool *pgxpool.Pool, name string, tables []pgx.Identifier) error {
+	sql := createPublication(name, tables)
+	_, err := pool.Exec(ctx, sql, pgx.QueryExecModeSimpleProtocol)
+	switch code := postgres.Code(err); {
+	case err == nil:
+		return nil
+	case code == "42501": // insufficient_privilege
+		return &SetupError{Err: err,
+			Problem: fmt.Sprintf("the role may not create publication %q", name),
+			Mend:    "as the owner of the tables with CREATE on the database: " + sql}
+	case code == "42P01", code == "3F000": // undefined_table, invalid_schema_name
+		return &SetupError{Err: err, Problem: "a source's table does not exist",
+			Mend: "create it (walpost's own: walpost migrate), or correct the source's table"}
+	case code == "42710": // duplicate_object: another relay was faster
+		return nil
+	}
+	var pgErr *pgconn.PgError
+	if errors.As(err, &pgErr) && pgErr.Code == "0A000" {
+		return &SetupError{Err: err, Problem: "a source's table cannot be published", Mend: "use a permanent, logged table"}
+	}
+	return fmt.Errorf("create publication %q: %w", name, err)
+}

@@ -1,0 +1,129 @@
+package wal
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/backendstart/walpost/internal/event"
+)
+
+// Querier is a pool, a connection or a transaction.
+type Querier interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+// Slot is what the server says about a replication slot. Columns that its version does not have, and
+// values that are NULL, are zero.
+// (PostgreSQL manual, "pg_replication_slots")
+type Slot struct {
+	Name             string
+	Plugin, Database string
+	Active           bool
+	ActivePID        int
+	Temporary        bool
+	Confirmed        event.LSN
+	WALStatus        string // reserved, extended, unreserved, lost
+	Invalidation     string // the reason, from 17 on
+	LagBytes         int64  // from Confirmed to the end of WAL; negative never reaches a metric
+	RetainedBytes    int64  // from the slot's restart_lsn to the end of WAL
+	SafeBytes        *int64 // may still be written before the slot is lost; nil without a limit
+	Database0        string // the database of the query
+}
+
+// Lost reports whether the server has given up keeping WAL for the slot.
+func (s Slot) Lost() bool { return s.WALStatus == "lost" || s.Invalidation != "" }
+
+// FindSlot looks a slot up, in one query so that its figures fit together. It returns nil when there is
+// none of that name. The row comes as JSON because its columns differ between versions.
+func FindSlot(ctx context.Context, q Querier, name string) (*Slot, error) {
+	var row []byte
+	s := Slot{Name: name}
+	err := q.QueryRow(ctx, `
+		SELECT to_jsonb(s), coalesce(pg_catalog.pg_wal_lsn_diff(w.lsn, s.confirmed_flush_lsn), 0)::bigint,
+		       coalesce(pg_catalog.pg_wal_lsn_diff(w.lsn, s.restart_lsn), 0)::bigint, pg_catalog.current_database()
+		FROM pg_catalog.pg_replication_slots s, (SELECT CASE WHEN pg_catalog.pg_is_in_recovery()
+		         THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_lsn() END AS lsn) w
+		WHERE s.slot_name = $1`, name).Scan(&row, &s.LagBytes, &s.RetainedBytes, &s.Database0)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look up slot %q: %w", name, err)
+	}
+	var columns struct {
+		Plugin             string  `json:"plugin"`
+		Database           string  `json:"database"`
+		Active             bool    `json:"active"`
+		ActivePID          int     `json:"active_pid"`
+		Temporary          bool    `json:"temporary"`
+		ConfirmedFlushLSN  *string `json:"confirmed_flush_lsn"`
+		WALStatus          string  `json:"wal_status"`
+		SafeWALSize        *int64  `json:"safe_wal_size"`
+		InvalidationReason string  `json:"invalidation_reason"`
+	}
+	if err := json.Unmarshal(row, &columns); err != nil {
+		return nil, fmt.Errorf("look up slot %q: %w", name, err)
+	}
+	s.Plugin, s.Database, s.Active, s.ActivePID, s.Temporary = columns.Plugin, columns.Database, columns.Active, columns.ActivePID, columns.Temporary
+	s.WALStatus, s.Invalidation, s.SafeBytes = columns.WALStatus, columns.InvalidationReason, columns.SafeWALSize
+	if columns.ConfirmedFlushLSN != nil {
+		if s.Confirmed, err = event.ParseLSN(*columns.ConfirmedFlushLSN); err != nil {
+			return nil, fmt.Errorf("look up slot %q: %w", name, err)
+		}
+	}
+	return &s, nil
+}
+
+// Check says what is wrong with a slot that we are about to read.
+func (s Slot) Check() error {
+	switch {
+	case s.Plugin != "pgoutput":
+		return &SetupError{
+			Problem: fmt.Sprintf("slot %q is used by plugin %q", s.Name, s.Plugin),
+			Mend:    "choose another name with --slot (WALPOST_SLOT)"}
+	case s.Database != s.Database0:
+		return &SetupError{
+			Problem: fmt.Sprintf("slot %q belongs to database %q, this is %q: slot names are unique per server", s.Name, s.Database, s.Database0),
+			Mend:    "choose another name with --slot (WALPOST_SLOT)"}
+	case s.Temporary:
+		return &SetupError{
+			Problem: fmt.Sprintf("slot %q is temporary and belongs to another session", s.Name),
+			Mend:    "choose another name with --slot (WALPOST_SLOT), or end that session"}
+	}
+	return nil
+}
+
+// Preflight checks what must hold before a slot can be made; it creates nothing.
+func Preflight(ctx context.Context, q Querier, slotExists bool) error {
+	var level string
+	var recovering, replication bool
+	var used, limit int
+	var names []string
+	err := q.QueryRow(ctx, `
+		SELECT pg_catalog.current_setting('wal_level'), pg_catalog.pg_is_in_recovery(),
+		       (SELECT rolreplication OR rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user),
+		       (SELECT count(*) FROM pg_catalog.pg_replication_slots),
+		       pg_catalog.current_setting('max_replication_slots')::int,
+		       ARRAY(SELECT slot_name::text FROM pg_catalog.pg_replication_slots ORDER BY 1)`).
+		Scan(&level, &recovering, &replication, &used, &limit, &names)
+	switch {
+	case err != nil:
+		return fmt.Errorf("check the server: %w", err)
+	case recovering:
+		return &SetupError{Problem: "this server is a standby", Mend: "connect to the primary"}
+	case level != "logical":
+		return &SetupError{
+			Problem: fmt.Sprintf("wal_level is %q, not \"logical\"", level),
+			Mend:    "ALTER SYSTEM SET wal_level = logical, then restart the server"}
+	case !slotExists && used >= limit:
+		return &SetupError{
+			Problem: fmt.Sprintf("all %d replication slots of the server are in use: %v", limit, names),
+			Mend:    "drop one that nobody needs with pg_drop_replication_slot, or raise max_replication_slots and restart the server"}
+	}
+	return nil
+}

@@ -1,0 +1,350 @@
+package wal
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pglogrepl"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
+
+	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/postgres"
+)
+
+// Receiver takes what the stream brings. All its methods but Room are called by the goroutine of Stream.
+type Receiver interface {
+	// Receive takes one message of the output plugin. The bytes are valid only during the call.
+	Receive(message []byte) error
+	// KeepAlive says that the server has read its WAL up to walEnd and had nothing more for us.
+	KeepAlive(walEnd event.LSN)
+	// HasRoom reports whether another message may be received; Room gets a token when that may have
+	// changed.
+	HasRoom() bool
+	Room() <-chan struct{}
+}
+
+// Confirmer knows what the server may forget. Confirmed never goes back.
+type Confirmer interface {
+	Confirmed() event.LSN
+	// Pending reports whether Confirmed can be expected to move soon.
+	Pending() bool
+}
+
+// StreamOptions say what to read and how.
+type StreamOptions struct {
+	Slot, Publication string
+	// Confirmed is where the slot stands: no lower position is ever told.
+	Confirmed event.LSN
+	Receiver  Receiver
+	Confirmer Confirmer
+	// Drained is closed when nothing will be confirmed any more. After ctx has ended, the stream reads
+	// nothing more but keeps the connection alive until then, and confirms once more.
+	Drained <-chan struct{}
+	// Alive asks by SQL whether the server still serves our connection. It is asked after a silence,
+	// because a server that decodes a giant transaction says nothing for minutes.
+	Alive   func(ctx context.Context, pid uint32) bool
+	Log     *slog.Logger
+	Metrics *Metrics
+}
+
+// ErrShutdown means that the server wants to stop and waits for us to leave.
+var ErrShutdown = errors.New("the server is shutting down")
+
+// ErrConnection means that the connection broke and can be made again.
+var ErrConnection = errors.New("replication connection lost")
+
+const (
+	// movedInterval is how often a confirmed LSN that moves is told.
+	movedInterval = 200 * time.Millisecond
+	// answerInterval is the least time between two answers to a server that asks. A stopping server asks
+	// again at once, tens of thousands of times a second.
+	answerInterval = 100 * time.Millisecond
+	// statusInterval is a third of the wal_sender_timeout that the session is pinned to.
+	statusInterval = 10 * time.Second / 3
+	// silence is after how long without a byte the server is asked by SQL.
+	silence = 30 * time.Second
+)
+
+// Stream reads the slot until ctx ends, the server stops or something breaks. It returns nil after a
+// clean end: the last status was sent and the server has answered.
+func (c *Conn) Stream(ctx context.Context, o StreamOptions) error {
+	if err := c.start(ctx, o.Slot, o.Publication); err != nil {
+		return err
+	}
+	now := time.Now()
+	s := &stream{StreamOptions: o, conn: c, sent: o.Confirmed, lastStatus: now, lastHeard: now, probed: now}
+	// A read that waits is woken by the end of ctx.
+	stop := context.AfterFunc(ctx, func() { _ = c.pg.Conn().SetReadDeadline(time.Unix(1, 0)) })
+	defer stop()
+	err := s.read(ctx)
+	switch {
+	case errors.Is(err, ErrShutdown):
+		s.leave()
+		return err
+	case err != nil:
+		return postgres.Mask(fmt.Errorf("read slot %q: %w", o.Slot, err), c.dsn)
+	}
+	if err := s.drain(); err != nil {
+		return postgres.Mask(fmt.Errorf("end stream of slot %q: %w", o.Slot, err), c.dsn)
+	}
+	return nil
+}
+
+// stream is the state of the goroutine that owns the connection while it reads.
+type stream struct {
+	StreamOptions
+	conn *Conn
+
+	sent       event.LSN // last position told
+	lastStatus time.Time // when it was told
+	lastHeard  time.Time // when a message last arrived
+	probed     time.Time // when the server was last asked by SQL, or heard
+	deadline   time.Time // of the socket
+	asked      bool      // the server wants a status
+	pleas      int       // requests for a status that came right after one
+}
+
+// read is the loop of the relay's life: take a message when there is room, tell the status when it is
+// due. It returns nil when ctx has ended.
+func (s *stream) read(ctx context.Context) error {
+	for {
+		if ctx.Err() != nil {
+			return nil
+		}
+		now := time.Now()
+		if err := s.tellIfDue(now); err != nil {
+			return err
+		}
+		if !s.Receiver.HasRoom() {
+			s.waitForRoom(ctx)
+			continue
+		}
+		if err := s.askIfSilent(ctx, now); err != nil {
+			return err
+		}
+		s.setDeadline(now)
+		if ctx.Err() != nil { // it may have ended just before the deadline was set
+			return nil
+		}
+		message, err := s.conn.pg.ReceiveMessage(context.Background())
+		if err != nil {
+			if pgconn.Timeout(err) {
+				s.deadline = time.Time{}
+				continue
+			}
+			return fmt.Errorf("%w: %w", ErrConnection, err)
+		}
+		if err := s.take(message); err != nil {
+			return err
+		}
+	}
+}
+
+// take handles one message of the server.
+func (s *stream) take(message pgproto3.BackendMessage) error {
+	switch m := message.(type) {
+	case *pgproto3.CopyData:
+		now := time.Now()
+		s.lastHeard, s.probed = now, now
+		return s.takeCopyData(m.Data, now)
+	case *pgproto3.ErrorResponse:
+		return fmt.Errorf("stream: %w", explainSlotError(s.Slot, pgconn.ErrorResponseToPgError(m)))
+	case *pgproto3.NoticeResponse, *pgproto3.ParameterStatus:
+		return s.checkSkipped()
+	case *pgproto3.CopyDone, *pgproto3.CommandComplete, *pgproto3.ReadyForQuery:
+		return fmt.Errorf("%w: the server ended the stream", ErrConnection)
+	default:
+		return fmt.Errorf("unexpected message %T in the stream", message)
+	}
+}
+
+// checkSkipped stops before anything more is confirmed when Postgres 18 only warns that it goes on
+// without the publication.
+func (s *stream) checkSkipped() error {
+	if s.conn.skipped == nil {
+		return nil
+	}
+	return &SetupError{
+		Problem: fmt.Sprintf("the server streams without publication %q: %s", s.Publication, s.conn.skipped.Message),
+		Mend:    fmt.Sprintf("create the publication, and the slot %q anew after it; rows of the time between are unpublished in the table", s.Slot),
+	}
+}
+
+// takeCopyData reads the frames of the replication protocol.
+// (PostgreSQL manual, "Streaming Replication Protocol", START_REPLICATION)
+func (s *stream) takeCopyData(data []byte, now time.Time) error {
+	if len(data) == 0 {
+		return errors.New("empty frame in the stream")
+	}
+	switch data[0] {
+	case pglogrepl.XLogDataByteID:
+		const header = 1 + 8 + 8 + 8 // letter, start, end, server time
+		if len(data) < header {
+			return fmt.Errorf("data frame of %d bytes", len(data))
+		}
+		s.Metrics.received(event.LSN(binary.BigEndian.Uint64(data[1:])))
+		return s.Receiver.Receive(data[header:])
+	case pglogrepl.PrimaryKeepaliveMessageByteID:
+		const size = 1 + 8 + 8 + 1 // letter, end, server time, reply requested
+		if len(data) < size {
+			return fmt.Errorf("keepalive frame of %d bytes", len(data))
+		}
+		walEnd := event.LSN(binary.BigEndian.Uint64(data[1:]))
+		s.Metrics.received(walEnd)
+		s.Receiver.KeepAlive(walEnd)
+		if data[size-1] == 0 {
+			return nil
+		}
+		s.asked = true
+		// A server that runs asks only after half a wal_sender_timeout without a status. One that asks
+		// right after it was told twice is stopping and waits for us to confirm all WAL, which we cannot.
+		if now.Sub(s.lastStatus) > time.Second {
+			s.pleas = 0
+			return nil
+		}
+		if s.pleas++; s.pleas >= 2 {
+			return ErrShutdown
+		}
+		return nil
+	default:
+		return fmt.Errorf("unknown frame %q in the stream", data[0])
+	}
+}
+
+// tellIfDue sends the status when the server asked, when the confirmed LSN moved, or when it is time.
+func (s *stream) tellIfDue(now time.Time) error {
+	since := now.Sub(s.lastStatus)
+	switch {
+	case s.asked && since >= answerInterval,
+		since >= statusInterval,
+		since >= movedInterval && s.Confirmer.Confirmed() > s.sent:
+		// Without a request the server sends no keepalive while it reads WAL that is not for us, and
+		// the position would stand still for gigabytes.
+		return s.tell(now, s.lastHeard.Before(s.lastStatus))
+	}
+	return nil
+}
+
+// tell sends the status now. All three positions are set: pglogrepl fills a zero flush or apply
+// position from the write position, which would confirm events that nobody has handled.
+func (s *stream) tell(now time.Time, wantReply bool) error {
+	s.sent = max(s.sent, s.Confirmer.Confirmed())
+	position := pglogrepl.LSN(s.sent)
+	_ = s.conn.pg.Conn().SetWriteDeadline(now.Add(statusInterval))
+	err := pglogrepl.SendStandbyStatusUpdate(context.Background(), s.conn.pg, pglogrepl.StandbyStatusUpdate{
+		WALWritePosition: position,
+		WALFlushPosition: position,
+		WALApplyPosition: position,
+		ClientTime:       now,
+		ReplyRequested:   wantReply,
+	})
+	if err != nil {
+		return fmt.Errorf("%w: send status: %w", ErrConnection, err)
+	}
+	s.lastStatus, s.asked = now, false
+	s.Metrics.confirmed(s.sent)
+	return nil
+}
+
+// nextStatus is when tellIfDue may next have something to do.
+func (s *stream) nextStatus() time.Time {
+	switch {
+	case s.asked:
+		return s.lastStatus.Add(answerInterval)
+	case s.Confirmer.Pending():
+		return s.lastStatus.Add(movedInterval)
+	default:
+		return s.lastStatus.Add(statusInterval)
+	}
+}
+
+// setDeadline lets the next read end when a status is due. Setting a deadline costs more than reading a
+// message that is there, so one that is early enough stays.
+func (s *stream) setDeadline(now time.Time) {
+	next := s.nextStatus()
+	if next.Before(now) {
+		next = now.Add(movedInterval)
+	}
+	if now.Before(s.deadline) && !next.Before(s.deadline) {
+		return
+	}
+	s.deadline = next
+	_ = s.conn.pg.Conn().SetReadDeadline(next)
+}
+
+// waitForRoom waits, without reading, for the window, the next status or the end.
+func (s *stream) waitForRoom(ctx context.Context) {
+	timer := time.NewTimer(time.Until(s.nextStatus()))
+	defer timer.Stop()
+	select {
+	case <-s.Receiver.Room():
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	// What the server sent meanwhile waits in the socket: that is no silence.
+	s.probed = time.Now()
+}
+
+// askIfSilent finds a dead line behind a silence, and only then gives the connection up.
+func (s *stream) askIfSilent(ctx context.Context, now time.Time) error {
+	if now.Sub(s.probed) < silence {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, statusInterval)
+	defer cancel()
+	if !s.Alive(ctx, s.conn.pg.PID()) {
+		return fmt.Errorf("%w: nothing heard for %v and the server does not serve this connection any more", ErrConnection, now.Sub(s.lastHeard))
+	}
+	s.Log.Info("the server is silent but serves us: it decodes a large transaction", "since", s.lastHeard)
+	s.probed = time.Now()
+	return nil
+}
+
+// drain keeps the connection alive until nothing will be confirmed any more, then leaves.
+func (s *stream) drain() error {
+	_ = s.conn.pg.Conn().SetReadDeadline(time.Time{})
+	for {
+		timer := time.NewTimer(time.Until(s.nextStatus()))
+		select {
+		case <-s.Drained:
+			timer.Stop()
+			return s.leave()
+		case <-timer.C:
+		}
+		if err := s.tellIfDue(time.Now()); err != nil {
+			return err
+		}
+	}
+}
+
+// leave sends the last status, ends the copy and waits for the server's answer: then the position is
+// known to have arrived.
+func (s *stream) leave() error {
+	now := time.Now()
+	if err := s.tell(now, false); err != nil {
+		return err
+	}
+	_ = s.conn.pg.Conn().SetDeadline(now.Add(statusInterval))
+	frontend := s.conn.pg.Frontend()
+	frontend.Send(&pgproto3.CopyDone{})
+	if err := frontend.Flush(); err != nil {
+		return fmt.Errorf("end copy: %w", err)
+	}
+	for {
+		message, err := frontend.Receive()
+		if err != nil {
+			return fmt.Errorf("wait for the end of the copy: %w", err)
+		}
+		switch m := message.(type) {
+		case *pgproto3.ReadyForQuery:
+			return nil
+		case *pgproto3.ErrorResponse:
+			return fmt.Errorf("wait for the end of the copy: %w", pgconn.ErrorResponseToPgError(m))
+		}
+	}
+}
