@@ -113,11 +113,11 @@ func bearer(methods []string, key jwt.Keyfunc) Auth {
 	return func(r *http.Request) (int64, error) {
 		values := r.Header.Values("Authorization")
 		if len(values) != 1 {
-			return 0, errors.New("Authorization must be given once")
+			return 0, errors.New("header Authorization must be given once")
 		}
 		scheme, token, _ := strings.Cut(values[0], " ")
 		if !strings.EqualFold(scheme, "Bearer") {
-			return 0, errors.New("Authorization is not of the scheme Bearer")
+			return 0, errors.New("header Authorization is not of the scheme Bearer")
 		}
 		var claims jwt.RegisteredClaims
 		if _, err := parser.ParseWithClaims(strings.TrimSpace(token), &claims, key); err != nil {

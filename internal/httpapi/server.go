@@ -61,7 +61,7 @@ func (s *Server) Run(ctx context.Context, listener net.Listener) error {
 		// The error is that of listeners that are closed already.
 		_ = server.Close()
 	}
-	<-served
+	_ = <-served // http.ErrServerClosed, always
 	if err != nil {
 		return fmt.Errorf("stop serving on %s: requests were still in hand after %s: %w", listener.Addr(), s.Drain, err)
 	}
