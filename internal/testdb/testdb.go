@@ -41,12 +41,7 @@ type DB struct {
 // its replication slots and whoever is still connected.
 func New(t testing.TB) *DB {
 	t.Helper()
-	db := NewEmpty(t)
-	log := slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
-	if err := migrations.Up(t.Context(), db.DSN, log, migrations.Walpost, migrations.Lessons); err != nil {
-		t.Fatal(err)
-	}
-	return db
+	return migrate(t, NewEmpty(t))
 }
 
 // NewEmpty is New without migrations.
@@ -62,12 +57,7 @@ func NewEmpty(t testing.TB) *DB {
 // On is New for a server that the test made with NewServer.
 func On(t testing.TB, server *pgserver.Server) *DB {
 	t.Helper()
-	db := newDB(t, server.DSN("postgres"))
-	log := slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
-	if err := migrations.Up(t.Context(), db.DSN, log, migrations.Walpost, migrations.Lessons); err != nil {
-		t.Fatal(err)
-	}
-	return db
+	return migrate(t, newDB(t, server.DSN("postgres")))
 }
 
 // NewServer returns a server that only this test uses and that may be frozen, killed and restarted. It
@@ -157,6 +147,14 @@ func newDB(t testing.TB, adminDSN string) *DB {
 	}
 	t.Cleanup(pool.Close)
 	return &DB{DSN: dsn, Pool: pool, Name: name, t: t}
+}
+
+func migrate(t testing.TB, db *DB) *DB {
+	t.Helper()
+	if err := migrations.Up(t.Context(), db.DSN, slog.New(slog.DiscardHandler), migrations.Walpost, migrations.Lessons); err != nil {
+		t.Fatal(err)
+	}
+	return db
 }
 
 // drop removes the database together with its slots. Closing it first keeps a relay that the test left
