@@ -61,7 +61,9 @@ func (s *Server) Run(ctx context.Context, listener net.Listener) error {
 		// The error is that of listeners that are closed already.
 		_ = server.Close()
 	}
-	_ = <-served // http.ErrServerClosed, always
+	if broken := <-served; !errors.Is(broken, http.ErrServerClosed) {
+		return fmt.Errorf("serve on %s: %w", listener.Addr(), broken) // it broke just when it was to stop
+	}
 	if err != nil {
 		return fmt.Errorf("stop serving on %s: requests were still in hand after %s: %w", listener.Addr(), s.Drain, err)
 	}
