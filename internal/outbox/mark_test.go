@@ -1,0 +1,241 @@
+package outbox_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/backendstart/walpost/internal/outbox"
+	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/internal/testdb"
+)
+
+const slot = "s"
+
+func mark(t *testing.T, db *testdb.DB, table *outbox.Table, rows ...outbox.Marked) (result outbox.MarkResult, err error) {
+	t.Helper()
+	err = postgres.InTx(t.Context(), db.Pool, func(tx pgx.Tx) error {
+		result, err = table.Mark(t.Context(), tx, slot, rows)
+		return err
+	})
+	return result, err
+}
+
+func mustMark(t *testing.T, db *testdb.DB, table *outbox.Table, rows ...outbox.Marked) outbox.MarkResult {
+	t.Helper()
+	result, err := mark(t, db, table, rows...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return result
+}
+
+// fill writes n rows with ids 1 to n, events e1 to en, into our own table.
+func fill(db *testdb.DB, n int) {
+	db.Exec(`INSERT INTO outbox (event_id, event_type, payload) SELECT 'e' || i, 't', '{}' FROM generate_series(1, $1::int) i`, n)
+}
+
+func owe(db *testdb.DB, source, eventID, state string) {
+	db.Exec(`INSERT INTO walpost.owed (slot, subscriber, source, event_id, state, epoch, commit_lsn, ordinal, event_type, key, committed_at)
+		VALUES ($1, 'sub', $2, $3, $4, 1, '0/1', 0, 't', '', now())`, slot, source, eventID, state)
+}
+
+func TestMark_publishesRowsAndAddsAttempts(t *testing.T) {
+	db := testdb.New(t)
+	table := inspect(t, db, ours())
+	fill(db, 3)
+	db.Exec(`UPDATE outbox SET attempts = 2 WHERE id = 2`)
+	got := mustMark(t, db, table, outbox.Marked{Row: "1"}, outbox.Marked{Row: "2", Attempts: 5})
+	if got.Marked != 2 || got.Elsewhere+got.Owed+len(got.Missing) != 0 {
+		t.Errorf("got %+v, want 2 marked and nothing else", got)
+	}
+	rows := db.Texts(`SELECT id || ' ' || (published_at IS NOT NULL) || ' ' || attempts FROM outbox ORDER BY id`)
+	if want := []string{"1 true 0", "2 true 7", "3 false 0"}; !slices.Equal(rows, want) {
+		t.Errorf("got %q, want %q", rows, want)
+	}
+}
+
+func TestMark_tellsMarkedElsewhereFromMissing(t *testing.T) {
+	db := testdb.New(t)
+	table := inspect(t, db, ours())
+	fill(db, 4)
+	db.Exec(`UPDATE outbox SET published_at = '2020-01-01', attempts = 9 WHERE id = 2`)
+	db.Exec(`DELETE FROM outbox WHERE id = 3`)
+	got := mustMark(t, db, table, outbox.Marked{Row: "1"}, outbox.Marked{Row: "2", Attempts: 1}, outbox.Marked{Row: "3"}, outbox.Marked{Row: "4"})
+	if got.Marked != 2 || got.Elsewhere != 1 || !slices.Equal(got.Missing, []string{"3"}) {
+		t.Errorf("got %+v, want 2 marked, 1 elsewhere, row 3 missing", got)
+	}
+	if got, want := db.Text(`SELECT published_at::date || ' ' || attempts FROM outbox WHERE id = 2`), "2020-01-01 9"; got != want {
+		t.Errorf("the row that somebody else marked: got %s, want it untouched, %s", got, want)
+	}
+}
+
+func TestMark_leavesARowWithDebtOrDeadLetterUnpublished(t *testing.T) {
+	db := testdb.New(t)
+	table := inspect(t, db, ours())
+	fill(db, 5)
+	owe(db, "lessons", "e1", "waiting")
+	owe(db, "lessons", "e2", "dead")
+	owe(db, "lessons", "e3", "paid")
+	owe(db, "another source", "e4", "waiting")
+	var rows []outbox.Marked
+	for i := 1; i <= 5; i++ {
+		rows = append(rows, outbox.Marked{Row: fmt.Sprint(i), EventID: fmt.Sprint("e", i), Owed: true})
+	}
+	got := mustMark(t, db, table, rows...)
+	if got.Marked != 3 || got.Owed != 2 {
+		t.Errorf("got %+v, want 3 marked, 2 owed", got)
+	}
+	if got, want := db.Texts(`SELECT event_id FROM outbox WHERE published_at IS NULL ORDER BY id`), []string{"e1", "e2"}; !slices.Equal(got, want) {
+		t.Errorf("unpublished: got %q, want %q", got, want)
+	}
+}
+
+func TestMark_takesMoreThanOneStatementsRows(t *testing.T) {
+	db := testdb.New(t)
+	table := inspect(t, db, ours())
+	fill(db, 2500)
+	var rows []outbox.Marked
+	for i := 1; i <= 2501; i++ {
+		rows = append(rows, outbox.Marked{Row: fmt.Sprint(i)})
+	}
+	got := mustMark(t, db, table, rows...)
+	if got.Marked != 2500 || !slices.Equal(got.Missing, []string{"2501"}) {
+		t.Errorf("got %+v, want 2500 marked and row 2501 missing", got)
+	}
+}
+
+func TestMark_worksOnOtherPeoplesTables(t *testing.T) {
+	for _, test := range []struct{ name, definition, insert, row, want string }{
+		{"delivered with its time", `id uuid PRIMARY KEY, type text, payload json, delivered bool NOT NULL DEFAULT false, delivered_at timestamp`,
+			`('00000000-0000-0000-0000-000000000001', 't', '{}')`, "00000000-0000-0000-0000-000000000001", `delivered AND delivered_at IS NOT NULL`},
+		{"delivered that may be NULL, alone", `id text PRIMARY KEY, type text, payload json, delivered bool`, `('it''s "x"', 't', '{}')`, `it's "x"`, `delivered`},
+		{"attempts that are NULL", `id varchar(4) PRIMARY KEY, type text, payload json, attempts smallint, published_at timestamptz`,
+			`('abcd', 't', '{}')`, "abcd", `published_at IS NOT NULL AND attempts = 1`},
+		{"an enum for a key", `id mood PRIMARY KEY, type text, payload json, published_at date`, `('sad', 't', '{}')`, "sad", `published_at IS NOT NULL`},
+		{"no primary key", `id bigint, type text, payload json, published_at timestamptz`, `(1, 't', '{}')`, "1", `published_at IS NOT NULL`},
+		{"a key of two", `id bigint, type text, payload json, published_at timestamptz, PRIMARY KEY (type, id)`, `(1, 'a,"b', '{}')`, `["a,\"b","1"]`, `published_at IS NOT NULL`},
+		{"names to be quoted", `id bigint PRIMARY KEY, type text, payload json, "published_at" timestamptz, "attempts" int, "sel""ect" int`, `(1, 't', '{}')`, "1", `published_at IS NOT NULL`},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			db := testdb.New(t)
+			db.Exec(`CREATE TYPE mood AS ENUM ('sad')`)
+			table := foreign(t, db, test.definition)
+			db.Exec(`INSERT INTO o (id, type, payload) VALUES ` + test.insert)
+			if rows := unpublished(t, db, table); len(rows) != 1 || rows[0].Row != test.row {
+				t.Errorf("unpublished before: got %v, want row %s", rows, test.row)
+			}
+			if got := mustMark(t, db, table, outbox.Marked{Row: test.row, Attempts: 1}); got.Marked != 1 {
+				t.Errorf("got %+v, want 1 marked", got)
+			}
+			if n := db.Int(`SELECT count(*) FROM o WHERE ` + test.want); n != 1 {
+				t.Errorf("no row with %s", test.want)
+			}
+			if got := mustMark(t, db, table, outbox.Marked{Row: test.row}); got.Elsewhere != 1 {
+				t.Errorf("a second time: got %+v, want 1 elsewhere", got)
+			}
+			if rows := unpublished(t, db, table); len(rows) != 0 {
+				t.Errorf("unpublished after: got %v, want none", rows)
+			}
+		})
+	}
+}
+
+func TestMark_findsRowsOfAPartitionedTable(t *testing.T) {
+	db := testdb.New(t)
+	db.Exec(`CREATE TABLE o (id bigint, day timestamptz, type text, payload text, published_at timestamptz, PRIMARY KEY (id, day)) PARTITION BY RANGE (day)`)
+	db.Exec(`CREATE TABLE o_1 PARTITION OF o FOR VALUES FROM ('2024-01-01') TO ('2025-01-01')`)
+	db.Exec(`INSERT INTO o VALUES (1, '2024-03-10 06:30:00.123456+00', 't', '')`)
+	table := inspect(t, db, &outbox.Source{Name: "o", Schema: "public", Table: "o", Mark: true})
+	rows := unpublished(t, db, table)
+	if len(rows) != 1 {
+		t.Fatalf("got %d rows, want 1", len(rows))
+	}
+	if got := mustMark(t, db, table, outbox.Marked{Row: rows[0].Row}); got.Marked != 1 {
+		t.Errorf("row %s: got %+v, want 1 marked", rows[0].Row, got)
+	}
+}
+
+// Another poller holds the row while we come, and marks it.
+func TestMark_aRowMarkedWhileWeWaitForItIsMarkedElsewhere(t *testing.T) {
+	db := testdb.New(t)
+	table := inspect(t, db, ours())
+	fill(db, 1)
+	poller, err := db.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := poller.Exec(t.Context(), `UPDATE outbox SET published_at = '2020-01-01'`); err != nil {
+		t.Fatal(err)
+	}
+	type answer struct {
+		result outbox.MarkResult
+		err    error
+	}
+	done := make(chan answer, 1)
+	go func() {
+		var a answer
+		a.err = postgres.InTx(context.Background(), db.Pool, func(tx pgx.Tx) error {
+			a.result, a.err = table.Mark(context.Background(), tx, slot, []outbox.Marked{{Row: "1"}})
+			return a.err
+		})
+		done <- a
+	}()
+	for deadline := time.Now().Add(20 * time.Second); db.Int(`SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE NOT l.granted AND a.datname = current_database()`) == 0; {
+		if time.Now().After(deadline) {
+			t.Fatal("the mark never waited for the row")
+		}
+	}
+	if err := poller.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	got := <-done
+	if got.err != nil || got.result.Elsewhere != 1 || got.result.Marked != 0 {
+		t.Errorf("got %+v, %v, want 1 elsewhere", got.result, got.err)
+	}
+	if got, want := db.Text(`SELECT published_at::date::text FROM outbox`), "2020-01-01"; got != want {
+		t.Errorf("published at: got %s, want the poller's %s", got, want)
+	}
+}
+
+func TestMark_saysWhatToDoWhenAnotherPublicationForbidsUpdates(t *testing.T) {
+	db := testdb.New(t)
+	table := foreign(t, db, `id bigint, type text, payload text, published_at timestamptz`)
+	db.Exec(`INSERT INTO o VALUES (1, 't', '')`)
+	db.Exec(`CREATE PUBLICATION everything FOR ALL TABLES`)
+	_, err := mark(t, db, table, outbox.Marked{Row: "1"})
+	if err == nil || !strings.Contains(err.Error(), "REPLICA IDENTITY FULL") || postgres.Code(err) != "55000" {
+		t.Errorf("got %v, want 55000 and what to do", err)
+	}
+}
+
+func TestMark_needsOnlyTheColumnGrants(t *testing.T) {
+	db := testdb.New(t)
+	table := inspect(t, db, ours())
+	fill(db, 1)
+	role := db.Name + "_relay" // roles are per server
+	db.Exec(`CREATE ROLE ` + role)
+	t.Cleanup(func() { db.Exec(`DROP OWNED BY ` + role + `; DROP ROLE ` + role) })
+	as := func() error {
+		return postgres.InTx(t.Context(), db.Pool, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(t.Context(), `SET LOCAL ROLE `+role); err != nil {
+				return err
+			}
+			_, err := table.Mark(t.Context(), tx, slot, []outbox.Marked{{Row: "1"}})
+			return err
+		})
+	}
+	db.Exec(`GRANT USAGE ON SCHEMA walpost TO ` + role + `; GRANT SELECT ON walpost.owed, outbox TO ` + role)
+	if err := as(); err == nil || !strings.Contains(err.Error(), `UPDATE ("published_at", attempts) ON "public"."outbox"`) {
+		t.Errorf("got %v, want the grant that is missing", err)
+	}
+	db.Exec(`GRANT UPDATE (published_at, attempts) ON outbox TO ` + role)
+	if err := as(); err != nil {
+		t.Errorf("with the column grant: %v", err)
+	}
+}

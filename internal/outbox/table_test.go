@@ -1,0 +1,164 @@
+package outbox_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/backendstart/walpost/internal/outbox"
+	"github.com/backendstart/walpost/internal/testdb"
+)
+
+// ours is the source of the reference service.
+func ours() *outbox.Source {
+	return &outbox.Source{Name: "lessons", Schema: "public", Table: "outbox", Mark: true, Ours: true}
+}
+
+func inspect(t *testing.T, db *testdb.DB, source *outbox.Source) *outbox.Table {
+	t.Helper()
+	table, err := source.Inspect(t.Context(), db.Pool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return table
+}
+
+// foreign makes a table public.o from the definition of its columns and inspects it.
+func foreign(t *testing.T, db *testdb.DB, definition string) *outbox.Table {
+	t.Helper()
+	db.Exec(`CREATE TABLE public.o (` + definition + `)`)
+	return inspect(t, db, &outbox.Source{Name: "other", Schema: "public", Table: "o", Mark: true})
+}
+
+func TestInspect_knowsOurOwnTable(t *testing.T) {
+	table := inspect(t, testdb.New(t), ours())
+	if !slices.Equal(table.Columns, ourColumns) {
+		t.Errorf("columns: got %q, want %q", table.Columns, ourColumns)
+	}
+	if !slices.Equal(table.Key, []string{"id"}) || table.Published != "published_at" || !table.Marks() || len(table.Warnings()) != 0 {
+		t.Errorf("got key %q, published %q, marks %t, warnings %q", table.Key, table.Published, table.Marks(), table.Warnings())
+	}
+	layout, err := table.Layout(table.Columns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	values := make([][]byte, len(ourColumns))
+	values[0], values[1], values[2] = []byte("7"), []byte("01J"), []byte("t")
+	if e := layout.Event(values); e.Row != "7" || e.ID != "01J" {
+		t.Errorf("got row %q of event %q, want the primary key 7 and 01J", e.Row, e.ID)
+	}
+}
+
+func TestInspect_saysWhatIsWrong(t *testing.T) {
+	db := testdb.New(t)
+	for _, test := range []struct {
+		name, ddl string
+		columns   outbox.Columns
+		want      string
+	}{
+		{"no table", ``, outbox.Columns{}, `there is no table public.bad`},
+		{"a view", `CREATE VIEW bad AS SELECT 1 AS id, 't' AS type, '' AS payload`, outbox.Columns{}, `is no table`},
+		{"no payload", `CREATE TABLE bad (id int PRIMARY KEY, type text)`, outbox.Columns{}, `payload, data`},
+		{"a mapped column that is not there", `CREATE TABLE bad (id int PRIMARY KEY, type text, payload json)`, outbox.Columns{Order: "nr"}, `columns.order is "nr"`},
+		{"published is a text", `CREATE TABLE bad (id int PRIMARY KEY, type text, payload json, published_at text)`, outbox.Columns{}, `must be a timestamp or a boolean`},
+		// F-55
+		{"a generated key", `CREATE TABLE bad (id int PRIMARY KEY, type text, payload jsonb, k text GENERATED ALWAYS AS (payload->>'user') STORED)`, outbox.Columns{Key: "k"}, `"k" of public.bad is the event's key, but it is generated`},
+		{"a generated type under its well-known name", `CREATE TABLE bad (id int PRIMARY KEY, type text GENERATED ALWAYS AS ('t' || id::text) STORED, payload jsonb)`, outbox.Columns{}, `the event's type, but it is generated`},
+		{"a generated aggregate id", `CREATE TABLE bad (id int PRIMARY KEY, type text, payload jsonb, aggregate_id int GENERATED ALWAYS AS (id * 2) STORED)`, outbox.Columns{}, `the event's aggregate_id, but it is generated`},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if test.ddl != "" {
+				db.Exec(test.ddl)
+				kind := "TABLE"
+				if strings.HasPrefix(test.ddl, "CREATE VIEW") {
+					kind = "VIEW"
+				}
+				defer db.Exec(`DROP ` + kind + ` bad`)
+			}
+			source := outbox.Source{Name: "s", Schema: "public", Table: "bad", Columns: test.columns}
+			_, err := source.Inspect(t.Context(), db.Pool)
+			if err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("got %v, want an error with %q", err, test.want)
+			}
+		})
+	}
+}
+
+func TestInspect_ignoresGeneratedColumnsThatNobodyUses(t *testing.T) { // F-55
+	table := foreign(t, testdb.New(t), `id int PRIMARY KEY, type text, payload text, length int GENERATED ALWAYS AS (octet_length(payload)) STORED`)
+	if want := []string{"id", "type", "payload"}; !slices.Equal(table.Columns, want) {
+		t.Errorf("got %q, want %q", table.Columns, want)
+	}
+}
+
+func TestInspect_warnsOfATableWithoutPrimaryKey(t *testing.T) {
+	table := foreign(t, testdb.New(t), `event_id text, type text, payload text, partition_key text, published_at timestamptz`)
+	if !slices.Equal(table.Key, []string{"event_id"}) {
+		t.Errorf("key: got %q, want the event id", table.Key)
+	}
+	if got := table.Warnings(); len(got) != 1 || !strings.Contains(got[0], "no primary key") {
+		t.Errorf("warnings: got %q, want one about the primary key", got)
+	}
+}
+
+func TestFingerprint_changesWithWhatIsPublished(t *testing.T) {
+	db := testdb.New(t)
+	db.Exec(`CREATE PUBLICATION p FOR TABLE public.outbox WITH (publish = 'insert')`)
+	fingerprint := func() string {
+		t.Helper()
+		print, err := outbox.Fingerprint(t.Context(), db.Pool, "p", []*outbox.Source{ours(), {Name: "m", Messages: "m"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return print
+	}
+	before := fingerprint()
+	db.Exec(`INSERT INTO outbox (event_id, event_type, payload) VALUES ('1', 't', '{}')`)
+	db.Exec(`ALTER TABLE outbox ADD note text`)
+	db.Exec(`VACUUM FULL outbox`)
+	if got := fingerprint(); got != before {
+		t.Fatalf("rows, columns and VACUUM FULL: got %q, want it unchanged, %q", got, before)
+	}
+	for _, change := range []string{
+		`ALTER PUBLICATION p DROP TABLE outbox`,
+		`ALTER PUBLICATION p ADD TABLE outbox`, // the hole between these two leaves no message
+		`ALTER PUBLICATION p SET (publish = 'insert, delete')`,
+		`DROP PUBLICATION p; CREATE PUBLICATION p FOR TABLE outbox`,
+		`CREATE TABLE fresh (LIKE outbox INCLUDING ALL); DROP TABLE outbox CASCADE; ALTER TABLE fresh RENAME TO outbox; ALTER PUBLICATION p ADD TABLE outbox`,
+	} {
+		db.Exec(change)
+		after := fingerprint()
+		if after == before {
+			t.Errorf("%s: the fingerprint stayed %q", change, after)
+		}
+		before = after
+	}
+}
+
+func TestFingerprint_ofAPartitionIsItsRoots(t *testing.T) {
+	db := testdb.New(t)
+	db.Exec(`CREATE TABLE o (id int, type text, payload text) PARTITION BY RANGE (id)`)
+	db.Exec(`CREATE TABLE o_1 PARTITION OF o FOR VALUES FROM (1) TO (2)`)
+	db.Exec(`CREATE PUBLICATION p FOR TABLE o WITH (publish_via_partition_root = true)`)
+	leaf := []*outbox.Source{{Name: "leaf", Schema: "public", Table: "o_1"}}
+	before, err := outbox.Fingerprint(t.Context(), db.Pool, "p", leaf)
+	if err != nil || strings.Contains(before, "none") {
+		t.Fatalf("got %q, %v", before, err)
+	}
+	db.Exec(`ALTER PUBLICATION p DROP TABLE o; ALTER PUBLICATION p ADD TABLE o`)
+	if after, err := outbox.Fingerprint(t.Context(), db.Pool, "p", leaf); err != nil || after == before {
+		t.Errorf("got %q, %v, want it changed", after, err)
+	}
+}
+
+func TestFingerprint_saysWhatIsMissing(t *testing.T) {
+	db := testdb.New(t)
+	if _, err := outbox.Fingerprint(t.Context(), db.Pool, "p", nil); err == nil || !strings.Contains(err.Error(), `no publication "p"`) {
+		t.Errorf("got %v", err)
+	}
+	db.Exec(`CREATE PUBLICATION p FOR ALL TABLES`)
+	gone := []*outbox.Source{{Name: "s", Schema: "public", Table: "gone"}}
+	if _, err := outbox.Fingerprint(t.Context(), db.Pool, "p", gone); err == nil || !strings.Contains(err.Error(), `no table public.gone`) {
+		t.Errorf("got %v", err)
+	}
+}
