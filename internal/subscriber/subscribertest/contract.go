@@ -277,30 +277,31 @@ func batchOnDatabaseError(t *testing.T, b *bench) {
 }
 
 // overlappingBatches is a storm in which several batches hold the same events and touch the same rows, in
-// ever different order. A deadlock is an error of the database, and fails the test.
+// ever different order. A deadlock is an error of the database, and fails the test. Each round begins
+// without rows, because the race for who inserts them first is where orders clash.
 func overlappingBatches(t *testing.T, b *bench) {
-	const events, workers, rounds = 40, 16, 12
+	const events, workers, rounds = 40, 16, 10
 	want := b.oneByOne(t, lessons(events))
 	sub := b.build(t, b.wide(t, workers), Slot).(subscriber.BatchSubscriber)
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
-	var group sync.WaitGroup
-	for worker := range workers {
-		group.Go(func() {
-			random := rand.New(rand.NewPCG(seed, uint64(worker)))
-			for range rounds {
+	for round := range rounds {
+		b.clear(t)
+		var group sync.WaitGroup
+		for worker := range workers {
+			random := rand.New(rand.NewPCG(seed, uint64(round*workers+worker)))
+			group.Go(func() {
 				batch := lessons(events)
 				random.Shuffle(len(batch), func(i, j int) { batch[i], batch[j] = batch[j], batch[i] })
-				if err := sub.HandleBatch(t.Context(), batch[:1+random.IntN(events)]); err != nil {
-					t.Errorf("HandleBatch: %v", err)
-					return
+				half := 1 + random.IntN(events-1)
+				for _, part := range [][]subscriber.Delivery{batch[:half], batch[half:]} {
+					if err := sub.HandleBatch(t.Context(), part); err != nil {
+						t.Errorf("HandleBatch: %v", err)
+					}
 				}
-			}
-			if err := sub.HandleBatch(t.Context(), lessons(events)); err != nil {
-				t.Errorf("HandleBatch: %v", err)
-			}
-		})
+			})
+		}
+		group.Wait()
+		b.sameButForTheClock(t, "after overlapping batches", want)
 	}
-	group.Wait()
-	b.sameButForTheClock(t, "after overlapping batches", want)
 }
