@@ -1,0 +1,70 @@
+package event_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/backendstart/walpost/internal/event"
+)
+
+func TestHeader_isEmptyWhereThereIsNoSuchString(t *testing.T) {
+	for _, test := range []struct{ headers, want string }{
+		{``, ""},
+		{`null`, ""},
+		{`[]`, ""},
+		{`{`, ""},
+		{`{"Correlation_ID": "x"}`, ""},
+		{`{"correlation_id": null}`, ""},
+		{`{"correlation_id": 7}`, ""},
+		{`{"correlation_id": {"correlation_id": "x"}}`, ""},
+		{`{"traceparent": "00-1", "correlation_id": "c-1"}`, "c-1"},
+		{`{"correlation_id": "\u00e4"}`, "ä"},
+	} {
+		e := &event.Event{Headers: []byte(test.headers)}
+		if got := e.CorrelationID(); got != test.want {
+			t.Errorf("headers %s: got %q, want %q", test.headers, got, test.want)
+		}
+	}
+}
+
+// The window is bounded by this number, so whatever comes from a row has to be in it.
+func TestSize_countsEveryTextThatARowCanFill(t *testing.T) {
+	const ten = "0123456789"
+	e := event.Event{
+		ID: ten, Type: ten, Version: ten, AggregateType: ten, AggregateID: ten, Topic: ten, Revision: ten,
+		Key: ten, Payload: []byte(ten), Headers: []byte(ten), OccurredAt: ten, Row: ten,
+	}
+	if got, want := e.Size(), 120; got != want {
+		t.Errorf("got %d, want %d", got, want)
+	}
+	if got := new(event.Event).Size(); got != 0 {
+		t.Errorf("of an empty event: got %d, want 0", got)
+	}
+}
+
+func TestParseLessonCompleted_refusesWhatNoSubscriberCouldUse(t *testing.T) {
+	const good = `{"user_id": 42, "lesson_id": 7, "track_slug": "go", "lesson_slug": "maps"}`
+	lesson, err := event.ParseLessonCompleted([]byte(good))
+	if err != nil || lesson.UserID != 42 || lesson.LessonID != 7 || lesson.TrackSlug != "go" || lesson.LessonSlug != "maps" {
+		t.Fatalf("ParseLessonCompleted(%s): got %+v, %v", good, lesson, err)
+	}
+	for _, test := range []struct{ old, new, want string }{
+		{good, ``, "payload of lesson.completed"},
+		{good, `null`, "user_id 0"},
+		{good, `[]`, "payload of lesson.completed"},
+		{`42`, `0`, "user_id 0"},
+		{`42`, `-1`, "user_id -1"},
+		{`42`, `"42"`, "user_id"},
+		{`42`, `4.2`, "user_id"},
+		{`42`, `9223372036854775808`, "user_id"},
+		{`"lesson_id": 7`, `"lesson_id": 0`, "lesson_id 0"},
+		{`"go"`, `""`, "track_slug"},
+		{`"maps"`, `""`, "lesson_slug"},
+	} {
+		payload := strings.Replace(good, test.old, test.new, 1)
+		_, err := event.ParseLessonCompleted([]byte(payload))
+		if err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("payload %s: got %v, want an error with %q", payload, err, test.want)
+		}
+	}
+}
