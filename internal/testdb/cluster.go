@@ -36,7 +36,10 @@ const howToGetOne = `Tests need a Postgres server, 14 or newer. One of these:
   export WALPOST_TEST_PG_BIN=/path/to/postgres/bin   uses these binaries
   export WALPOST_TEST_DATABASE_URL=postgres://…      uses a running server with wal_level=logical,
                                                      as a role that may create databases and replicate
-  start Docker                                       a container of WALPOST_TEST_PG_IMAGE, default postgres:17`
+  start Docker                                       a container of WALPOST_TEST_PG_IMAGE, default postgres:17;
+                                                     TESTCONTAINERS_HOST_OVERRIDE=127.0.0.1 where tests run in a
+                                                     container themselves and share the host's network
+Docker and a running server are not enough for tests that crash or freeze one: those need the binaries.`
 
 // sharedServer returns the admin connection string of the server that the tests of this binary share.
 // It is started at the first call and not stopped: a private server ends with this process, and a
@@ -55,7 +58,7 @@ var sharedServer = sync.OnceValues(func() (string, error) {
 	if !errors.Is(err, pgserver.ErrNotFound) || os.Getenv("WALPOST_TEST_PG_BIN") != "" {
 		return "", err
 	}
-	dsn, containerErr := startContainer(ctx)
+	dsn, _, containerErr := startContainer(ctx)
 	if containerErr != nil {
 		return "", fmt.Errorf("%w\n%w\n%s", err, containerErr, howToGetOne)
 	}
@@ -79,8 +82,10 @@ func usable(ctx context.Context, dsn string) error {
 	return nil
 }
 
-// startContainer starts a Postgres container and returns its admin connection string.
-func startContainer(ctx context.Context) (dsn string, err error) {
+// startContainer starts a Postgres container and returns its admin connection string and what removes
+// it again. Who does not remove it leaves it to testcontainers' reaper, which does so soon after this
+// process has ended.
+func startContainer(ctx context.Context) (dsn string, remove func() error, err error) {
 	// testcontainers panics, instead of returning an error, where it finds no Docker at all.
 	defer func() {
 		if p := recover(); p != nil {
@@ -105,18 +110,19 @@ func startContainer(ctx context.Context) (dsn string, err error) {
 		// By SQL over TCP: the log says "ready" once too often, while the image sets itself up.
 		testcontainers.WithWaitStrategyAndDeadline(time.Minute, wait.ForSQL("5432/tcp", "pgx", address)),
 	)
+	remove = func() error { return testcontainers.TerminateContainer(container) }
 	if err != nil {
-		return "", fmt.Errorf("start container of %s: %w", image, err)
+		return "", nil, errors.Join(fmt.Errorf("start container of %s: %w", image, err), remove())
 	}
 	host, err := container.Host(ctx)
 	if err != nil {
-		return "", fmt.Errorf("container of %s: %w", image, err)
+		return "", nil, errors.Join(fmt.Errorf("container of %s: %w", image, err), remove())
 	}
 	port, err := container.MappedPort(ctx, "5432/tcp")
 	if err != nil {
-		return "", fmt.Errorf("container of %s: %w", image, err)
+		return "", nil, errors.Join(fmt.Errorf("container of %s: %w", image, err), remove())
 	}
-	return address(host, port), nil
+	return address(host, port), remove, nil
 }
 
 // withDatabase returns dsn, a URL or key=value pairs, with another database.
