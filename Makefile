@@ -19,7 +19,7 @@ demo: ## Postgres, API, relay and traffic in one process; ARGS="--rate 10" and t
 
 test: ## Every test against a real Postgres with the race detector, under 5 minutes; PKG=./internal/lane for one room
 	@sh scripts/ensure-postgres.sh
-	@go vet ./...
+	@go vet $(PKG)
 	@go run ./scripts/gotest -race -timeout 5m $(PKG)
 
 test-docker: ## The tests that need Docker

@@ -1,0 +1,114 @@
+package docs
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/goccy/go-yaml"
+)
+
+// compose is what the tests look at in docker-compose.yml.
+type compose struct {
+	Services map[string]struct {
+		Image       string
+		Ports       []string
+		Environment map[string]string
+		Healthcheck map[string]any
+		DependsOn   map[string]struct{ Condition string } `yaml:"depends_on"`
+	}
+}
+
+func readCompose(t *testing.T) compose {
+	t.Helper()
+	text, err := os.ReadFile("../../docker-compose.yml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var c compose
+	if err := yaml.Unmarshal(text, &c); err != nil {
+		t.Fatal(err)
+	}
+	if len(c.Services) == 0 {
+		t.Fatal("docker-compose.yml has no services")
+	}
+	return c
+}
+
+// The passwords in it are public.
+func TestCompose_isReachableFromThisMachineAlone(t *testing.T) {
+	for name, service := range readCompose(t).Services {
+		for _, port := range service.Ports {
+			if !strings.HasPrefix(port, "127.0.0.1:") {
+				t.Errorf("%s publishes %s beyond 127.0.0.1", name, port)
+			}
+		}
+	}
+}
+
+func TestCompose_startsWhatNeedsTheSchemaAfterTheSchema(t *testing.T) {
+	services := readCompose(t).Services
+	for _, name := range []string{"api", "relay"} {
+		if got, want := services[name].DependsOn["migrate"].Condition, "service_completed_successfully"; got != want {
+			t.Errorf("%s waits for migrate to be %q, want %q", name, got, want)
+		}
+		if services[name].Healthcheck == nil {
+			t.Errorf("%s has no health check", name)
+		}
+	}
+	if got, want := services["migrate"].DependsOn["postgres"].Condition, "service_healthy"; got != want {
+		t.Errorf("migrate waits for postgres to be %q, want %q", got, want)
+	}
+}
+
+func TestCompose_setsOnlyOptionsThatExist(t *testing.T) {
+	known := literals(t, regexp.MustCompile(`env:"(WALPOST_[A-Z_]+)"`))
+	for name, service := range readCompose(t).Services {
+		for variable := range service.Environment {
+			if strings.HasPrefix(variable, "WALPOST_") && !known[variable] {
+				t.Errorf("%s sets %s, which is no option", name, variable)
+			}
+		}
+	}
+}
+
+// A panel that asks for a metric nobody has stays empty and looks like good news.
+func TestDashboard_asksOnlyForMetricsThatExist(t *testing.T) {
+	known := literals(t, regexp.MustCompile(`"(walpost_[a-z_]+)"`))
+	dashboard, err := os.ReadFile("../../deploy/grafana/dashboards/walpost.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	asked := regexp.MustCompile(`walpost_[a-z_]+`).FindAllString(string(dashboard), -1)
+	if len(asked) == 0 {
+		t.Fatal("the dashboard asks for nothing")
+	}
+	for _, name := range asked {
+		if !known[strings.TrimSuffix(name, "_bucket")] {
+			t.Errorf("the dashboard asks for %s, which nothing registers", name)
+		}
+	}
+}
+
+// literals finds what the pattern's group matches in the code under internal/, tests aside.
+func literals(t *testing.T, pattern *regexp.Regexp) map[string]bool {
+	t.Helper()
+	found := map[string]bool{}
+	err := filepath.WalkDir("..", func(file string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || !strings.HasSuffix(file, ".go") || strings.HasSuffix(file, "_test.go") {
+			return err
+		}
+		source, err := os.ReadFile(file)
+		for _, match := range pattern.FindAllStringSubmatch(string(source), -1) {
+			found[match[1]] = true
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
