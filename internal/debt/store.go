@@ -28,7 +28,7 @@ type Store struct {
 func NewStore(pool *pgxpool.Pool, slot string) *Store { return &Store{pool: pool, slot: slot} }
 
 // Dead records a dead letter with a copy of its event. It returns nil when that is committed and flushed.
-func (s *Store) Dead(ctx context.Context, letter lane.DeadLetter) error {
+func (s *Store) Dead(ctx context.Context, subscriber string, letter lane.Owed) error {
 	ev := letter.Event
 	err := postgres.InTx(ctx, s.pool, func(tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, `
@@ -40,7 +40,7 @@ func (s *Store) Dead(ctx context.Context, letter lane.DeadLetter) error {
 			ON CONFLICT (slot, subscriber, source, event_id) DO UPDATE
 			SET state = 'dead', attempts = excluded.attempts, first_failure = excluded.first_failure,
 			    last_failure = excluded.last_failure, error = excluded.error, next_attempt = NULL`,
-			s.slot, letter.Subscriber, ev.Source, ev.ID, ev.Position.Epoch, ev.Position.Commit.String(), ev.Position.Ordinal,
+			s.slot, subscriber, ev.Source, ev.ID, ev.Position.Epoch, ev.Position.Commit.String(), ev.Position.Ordinal,
 			text(ev.Type), text(ev.Key), ev.Row, int64(ev.XID), ev.CommittedAt, letter.Attempts,
 			letter.FirstFailure, letter.LastFailure, reason(letter.Err),
 			text(ev.Version), text(ev.AggregateType), text(ev.AggregateID), text(ev.Topic), text(ev.Revision),
@@ -48,7 +48,7 @@ func (s *Store) Dead(ctx context.Context, letter lane.DeadLetter) error {
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("record event %q of %q as dead: %w", ev.ID, letter.Subscriber, err)
+		return fmt.Errorf("record event %q of %q as dead: %w", ev.ID, subscriber, err)
 	}
 	return nil
 }
@@ -74,8 +74,8 @@ func (s *Store) Counts(ctx context.Context) ([]Count, error) {
 }
 
 // reason is what is kept of an error: Postgres stores no NUL, and a receiver's answer can be long.
-func reason(err error) string {
-	s := text(err.Error())
+func reason(err string) string {
+	s := text(err)
 	if len(s) > maxError {
 		s = strings.ToValidUTF8(s[:maxError], "")
 	}

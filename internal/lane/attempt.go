@@ -296,9 +296,9 @@ func (l *Lane) recordDead(items []*item, outcome []error) {
 		}
 		// A stop must not keep a dead letter from being written.
 		ctx, cancel := context.WithTimeout(context.Background(), l.options.Timeout)
-		recordErr := l.ower.Dead(ctx, DeadLetter{
-			Subscriber: l.Name(), Event: it.Event, Attempts: it.attempts,
-			FirstFailure: it.firstFailure, LastFailure: now, Err: err,
+		recordErr := l.ower.Dead(ctx, l.Name(), Owed{
+			Event: it.Event, Attempts: it.attempts,
+			FirstFailure: it.firstFailure, LastFailure: now, Err: err.Error(),
 		})
 		cancel()
 		if recordErr != nil {

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/backendstart/walpost/internal/ack"
-	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/subscriber"
 )
 
@@ -44,19 +43,9 @@ type Finisher interface {
 	Finish(d *ack.Delivery, dead bool, attempts int)
 }
 
-// Ower records durably what cannot be delivered; fulfilled by package debt.
-type Ower interface {
-	// Dead returns nil when the dead letter is committed. Recording the same delivery again changes nothing.
-	Dead(ctx context.Context, letter DeadLetter) error
-}
-
-// DeadLetter is a delivery that waits for a person.
-type DeadLetter struct {
-	Subscriber                string
-	Event                     *event.Event
-	Attempts                  int
-	FirstFailure, LastFailure time.Time
-	Err                       error
+// deadLetters is the part of an Ower that a lane needs.
+type deadLetters interface {
+	Dead(ctx context.Context, subscriber string, letter Owed) error
 }
 
 // Lane hands events to one subscriber. Offer may be called before and while Run runs.
@@ -67,7 +56,7 @@ type Lane struct {
 	sub     subscriber.Subscriber
 	options Options
 	acks    Finisher
-	ower    Ower
+	ower    deadLetters
 	log     *slog.Logger
 	metrics *Metrics
 	term    func() int64
@@ -91,7 +80,7 @@ type Lane struct {
 }
 
 // New makes a lane. term gives the number of the leadership at the moment of an attempt.
-func New(sub subscriber.Subscriber, options Options, acks Finisher, ower Ower, term func() int64, metrics *Metrics, log *slog.Logger) *Lane {
+func New(sub subscriber.Subscriber, options Options, acks Finisher, ower deadLetters, term func() int64, metrics *Metrics, log *slog.Logger) *Lane {
 	if _, ok := sub.(subscriber.BatchSubscriber); !ok || options.Batch < 1 {
 		options.Batch = 1
 	}
