@@ -1,0 +1,96 @@
+package outbox
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/postgres"
+)
+
+// Fetch reads rows by primary key, published or not, and returns their events by Row. A row that is gone
+// is missing from the map. It builds one statement with all keys in it: a thousand is a good number.
+//
+// Position, XID and CommittedAt are left to the caller. tx must be one of postgres.InTx or
+// postgres.InSnapshot: only with their settings does a row have the bytes that the stream had.
+func (t *Table) Fetch(ctx context.Context, tx pgx.Tx, rows []string) (map[string]*event.Event, error) {
+	events := make(map[string]*event.Event, len(rows))
+	if len(rows) == 0 {
+		return events, nil
+	}
+	keys := make([]any, len(t.Key))
+	for k := range keys {
+		keys[k] = make([]string, len(rows))
+	}
+	for i, row := range rows {
+		values, err := t.keyValues(row)
+		if err != nil {
+			return nil, fmt.Errorf("read rows of %s: %w", t.Source.relation(), err)
+		}
+		for k, value := range values {
+			keys[k].([]string)[i] = value
+		}
+	}
+	// As in Mark the text is cast to the column's type, so that the key's index is of use.
+	where := "(" + t.eachKey(", ", func(column string, _ int, _ string) string { return "t." + column }) + ") IN (SELECT " +
+		t.eachKey(", ", func(_ string, n int, typ string) string { return fmt.Sprintf("a.k%d::%s", n, typ) }) + " FROM unnest(" +
+		t.eachKey(", ", func(_ string, n int, _ string) string { return fmt.Sprintf("$%d::text[]", n) }) + ") AS a(" +
+		t.eachKey(", ", func(_ string, n int, _ string) string { return fmt.Sprintf("k%d", n) }) + "))"
+	err := t.read(ctx, tx, where, "", keys, func(e *event.Event) { events[e.Row] = e })
+	return events, err
+}
+
+// Find reads rows by event id, published or not, in the order in which a repair reads them. An id that
+// no row has is missing from the answer. The same is true of it as of Fetch.
+func (t *Table) Find(ctx context.Context, tx pgx.Tx, ids []string) ([]*event.Event, error) {
+	if len(ids) == 0 {
+		return nil, nil
+	}
+	column := "t." + quote(t.Columns[t.layout.id])
+	var order []string
+	for _, name := range t.order {
+		order = append(order, "t."+quote(name))
+	}
+	var events []*event.Event
+	find := func(tx pgx.Tx, where string) error {
+		events = nil
+		return t.read(ctx, tx, where, " ORDER BY "+strings.Join(order, ", "), []any{ids}, func(e *event.Event) { events = append(events, e) })
+	}
+	// The literal without a type takes the column's, so that its index is of use. But an id of another
+	// source may be no value of that type; then the column is compared as text, which reads the table.
+	err := pgx.BeginFunc(ctx, tx, func(savepoint pgx.Tx) error {
+		return find(savepoint, column+" = ANY ($1)")
+	})
+	if strings.HasPrefix(postgres.Code(err), "22") { // data exception
+		err = find(tx, column+"::text = ANY ($1::text[])")
+	}
+	return events, err
+}
+
+// read calls fn with the event of each row, named t, for which the condition holds.
+func (t *Table) read(ctx context.Context, tx pgx.Tx, where, order string, args []any, fn func(*event.Event)) error {
+	columns := make([]string, len(t.Columns))
+	for at, name := range t.Columns {
+		columns[at] = "NULL" // keeps the layout's indexes
+		if t.layout.uses(at) {
+			columns[at] = "t." + quote(name)
+		}
+	}
+	sql := "SELECT " + strings.Join(columns, ", ") + " FROM " + t.sql() + " t WHERE " + where + order
+	// The simple protocol, for the reason that Unpublished has.
+	rows, err := tx.Query(ctx, sql, append([]any{pgx.QueryExecModeSimpleProtocol}, args...)...)
+	if err != nil {
+		return fmt.Errorf("read rows of %s: %w", t.Source.relation(), err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		fn(t.layout.Event(rows.RawValues()))
+	}
+	if err := rows.Err(); err != nil {
+		return fmt.Errorf("read rows of %s: %w", t.Source.relation(), err)
+	}
+	return nil
+}
