@@ -209,11 +209,19 @@ func FileKey(flag *kong.Flag) string {
 	return strings.ReplaceAll(flag.Name, "-", "_")
 }
 
+// valueHelp adds variable and default to an option's help; placeholders say what kind of value it is.
 func valueHelp(value *kong.Value) string {
-	if value.Flag == nil || len(value.Flag.Envs) == 0 {
+	var notes []string
+	if value.Flag != nil && len(value.Flag.Envs) > 0 {
+		notes = append(notes, value.Flag.Envs[0])
+	}
+	if value.HasDefault && !value.IsBool() {
+		notes = append(notes, "default "+value.Default)
+	}
+	if len(notes) == 0 {
 		return value.Help
 	}
-	return value.Help + " (" + value.Flag.Envs[0] + ")"
+	return value.Help + " (" + strings.Join(notes, ", ") + ")"
 }
 
 // allFlags lists the flags of a command and of all below it.

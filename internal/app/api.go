@@ -1,0 +1,90 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/backendstart/walpost/internal/config"
+	"github.com/backendstart/walpost/internal/httpapi"
+	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/internal/progress"
+	"github.com/backendstart/walpost/migrations"
+)
+
+// drainAPI is how long requests may go on after a stop: longer than any of them is allowed to take.
+const drainAPI = 15 * time.Second
+
+// runAPI serves the completions API until ctx ends.
+func runAPI(ctx context.Context, database config.Database, options config.API, log *slog.Logger) error {
+	listener, err := listen(ctx, "api-listen", options.APIListen)
+	if err != nil {
+		return err
+	}
+	defer listener.Close()
+	pool, err := openDatabase(ctx, database.DatabaseURL, "walpost/api", migrations.Lessons)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	server, err := newAPI(ctx, options, pool, nil, log)
+	if err != nil {
+		return err
+	}
+	log.Info("completions API is ready", "url", "http://"+listener.Addr().String(), "database", postgres.Redact(database.DatabaseURL.Reveal()))
+	return server.Run(ctx, listener)
+}
+
+// newAPI builds the server. A nil registry keeps its metrics nowhere.
+func newAPI(ctx context.Context, options config.API, pool *pgxpool.Pool, registry prometheus.Registerer, log *slog.Logger) (*httpapi.Server, error) {
+	auth, err := newAuth(ctx, options, log)
+	if err != nil {
+		return nil, config.Invalid(err)
+	}
+	handler := httpapi.New(httpapi.Options{
+		Service:  progress.New(pool),
+		Auth:     auth,
+		Ready:    func(ctx context.Context) error { return migrations.Check(ctx, pool, migrations.Lessons) },
+		Log:      log,
+		Version:  version(),
+		Registry: registry,
+	})
+	return &httpapi.Server{Handler: handler, Drain: drainAPI, Log: log}, nil
+}
+
+func newAuth(ctx context.Context, options config.API, log *slog.Logger) (httpapi.Auth, error) {
+	if options.Auth == "dev" {
+		return httpapi.NewDevAuth(options.APIListen)
+	}
+	return httpapi.NewJWTAuth(ctx, httpapi.JWTOptions{Secret: options.JWTSecret.Reveal(), JWKS: options.JWKSURL, Log: log})
+}
+
+// openDatabase connects once, so that a server that is away is known now, and compares the schema.
+func openDatabase(ctx context.Context, dsn config.Secret, application string, sets ...migrations.Set) (*pgxpool.Pool, error) {
+	pool, err := postgres.Open(ctx, dsn.Reveal(), application)
+	if err != nil {
+		return nil, err
+	}
+	if err := migrations.Check(ctx, pool, sets...); err != nil {
+		pool.Close()
+		if errors.Is(err, migrations.ErrBehind) || errors.Is(err, migrations.ErrAhead) {
+			return nil, config.Invalid(err)
+		}
+		return nil, postgres.Mask(err, dsn.Reveal())
+	}
+	return pool, nil
+}
+
+// localAddress is how to reach a listener from this machine, also when it listens everywhere.
+func localAddress(listener net.Listener) string {
+	address := listener.Addr().(*net.TCPAddr)
+	if address.IP.IsUnspecified() {
+		return (&net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: address.Port}).String()
+	}
+	return address.String()
+}

@@ -1,0 +1,237 @@
+package app
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"strings"
+
+	"github.com/backendstart/walpost/internal/config"
+	"github.com/backendstart/walpost/internal/httpapi"
+	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/migrations"
+)
+
+const description = `Walpost posts from the WAL: it turns rows committed to a Postgres outbox table into deliveries.
+It holds a logical replication slot instead of polling, keeps the order within a key, and never lets
+Postgres forget an event before every subscriber has it.
+
+  walpost demo                        see it work, with a Postgres of its own
+
+  export WALPOST_DATABASE_URL=postgres://user:password@host:5432/database
+  walpost migrate                     make the tables
+  walpost api                         complete lessons over HTTP
+  walpost relay                       deliver what they committed
+
+Options come from flags, WALPOST_… variables and walpost.yaml, in that order.`
+
+// commands is the command line: one field per command.
+type commands struct {
+	Demo       demoCommand       `cmd:"" help:"See it work: private Postgres, API, relay and traffic in one process."`
+	API        apiCommand        `cmd:"" name:"api" help:"Serve the completions API."`
+	Relay      relayCommand      `cmd:"" help:"Deliver the outbox to the subscribers."`
+	Migrate    migrateCommand    `cmd:"" help:"Bring the tables up to this version."`
+	Token      tokenCommand      `cmd:"" help:"Print a bearer token for the API."`
+	Config     configCommand     `cmd:"" help:"Check the configuration, or show it."`
+	Completion completionCommand `cmd:"" help:"Print the completion script of a shell."`
+	Version    versionCommand    `cmd:"" help:"Print the version."`
+}
+
+type apiCommand struct {
+	config.File
+	config.Log
+	config.Database
+	config.API
+}
+
+func (apiCommand) Help() string {
+	return "Needs the tables (walpost migrate) and a key for tokens: WALPOST_JWT_SECRET or WALPOST_JWKS_URL. " +
+		"On your own machine --auth=dev trusts the header X-User-ID instead. " +
+		"Next: walpost token --user 42, then PUT /api/progress/lessons/1/complete; /docs shows all routes."
+}
+
+func (c apiCommand) Validate() error {
+	return config.Invalid(needsDSN("database_url", c.DatabaseURL))
+}
+
+func (c apiCommand) Run(r *run) error {
+	return runAPI(r.ctx, c.Database, c.API, r.logger(c.Log, r.Stderr))
+}
+
+type relayCommand struct {
+	config.File
+	config.Log
+	config.Relay
+	config.Mail
+	config.Ops
+}
+
+func (relayCommand) Help() string {
+	return "Makes publication and slot if they are not there, which needs wal_level=logical, the role attribute REPLICATION, " +
+		"CREATE on the database and ownership of the table. Start a second one elsewhere as a standby. " +
+		"Next: GET /ready and /progress at the ops address say how it stands, /metrics feeds Prometheus."
+}
+
+func (c relayCommand) Validate() error {
+	return config.Invalid(needsDSN("database_url", c.DatabaseURL), readableDSN("replication_url", c.ReplicationURL))
+}
+
+func (c relayCommand) Run(r *run) error {
+	c.Relay.Flow = r.parser.Flow
+	log := r.logger(c.Log, r.Stderr)
+	if r.parser.Path != "" {
+		log.Info("configuration read", "file", r.parser.Path)
+	}
+	return runRelay(r.ctx, c.Relay, c.Mail, c.Ops, r.Subscribers, log)
+}
+
+type migrateCommand struct {
+	config.File
+	config.Log
+	config.Database
+	Lessons bool `help:"Make the tables of the learning platform too, although the configuration names its own source."`
+}
+
+func (migrateCommand) Help() string {
+	return "Makes the schema walpost, and without a source in walpost.yaml also the outbox and the tables of the learning platform. " +
+		"Safe to repeat and to run in several places at once. The role needs CREATE on the database. Next: walpost relay."
+}
+
+func (c migrateCommand) Validate() error {
+	return config.Invalid(needsDSN("database_url", c.DatabaseURL))
+}
+
+func (c migrateCommand) Run(r *run) error {
+	sets := setsOf(r.parser.Flow)
+	if c.Lessons {
+		sets = setsOf(config.Flow{})
+	}
+	return migrations.Up(r.ctx, c.DatabaseURL.Reveal(), r.logger(c.Log, r.Stderr), sets...)
+}
+
+type tokenCommand struct {
+	config.File
+	JWTSecret config.Secret   `name:"jwt-secret" env:"WALPOST_JWT_SECRET" placeholder:"SECRET" help:"Secret that the API verifies tokens with."`
+	User      int64           `required:"" placeholder:"ID" help:"User that the token is for."`
+	TTL       config.Duration `name:"ttl" type:"duration" default:"24h" placeholder:"DURATION" help:"How long the token is valid."`
+	JSON      bool            `name:"json" help:"Print JSON."`
+}
+
+func (tokenCommand) Help() string {
+	return "Signs with WALPOST_JWT_SECRET, as the API verifies. Next: " +
+		`curl -H "Authorization: Bearer $(walpost token --user 42)" http://127.0.0.1:8080/api/progress`
+}
+
+func (c tokenCommand) Run(r *run) error {
+	if c.JWTSecret == "" {
+		return config.Invalid(errors.New("jwt_secret is not set: set WALPOST_JWT_SECRET to the secret of the API"))
+	}
+	token, err := httpapi.Token(c.JWTSecret.Reveal(), c.User, c.TTL.Std())
+	if err != nil {
+		return config.Invalid(err)
+	}
+	if c.JSON {
+		return writeJSON(r.Stdout, map[string]any{"token": token, "user": c.User, "expires_in": c.TTL.Std().Seconds()})
+	}
+	_, err = fmt.Fprintln(r.Stdout, token)
+	return err
+}
+
+type configCommand struct {
+	config.File
+	config.Log
+	config.Relay
+	config.API
+	config.Mail
+	config.Ops
+	Show bool `help:"Print every option with its value and where it comes from; secrets are masked."`
+	JSON bool `name:"json" help:"With --show: print JSON."`
+}
+
+func (configCommand) Help() string {
+	return "Reads flags, variables and walpost.yaml as the other commands do and reports every mistake at once (exit code 2). " +
+		"Nothing is connected to. What --show prints is a walpost.yaml to start from."
+}
+
+func (c configCommand) Validate() error {
+	return config.Invalid(readableDSN("database_url", c.DatabaseURL), readableDSN("replication_url", c.ReplicationURL))
+}
+
+func (c configCommand) Run(r *run) error {
+	switch {
+	case c.Show && c.JSON:
+		return r.parser.ShowJSON(r.Stdout, r.parsed)
+	case c.Show:
+		return r.parser.Show(r.Stdout, r.parsed)
+	}
+	from := r.parser.Path
+	if from == "" {
+		from = "no file"
+	}
+	_, err := fmt.Fprintf(r.Stdout, "The configuration is fine (%s): sources %d, subscribers %d. --show prints it.\n",
+		from, len(r.parser.Flow.Sources), len(r.parser.Flow.Subscribers))
+	return err
+}
+
+type versionCommand struct {
+	JSON bool `name:"json" help:"Print JSON."`
+}
+
+func (c versionCommand) Run(r *run) error {
+	if c.JSON {
+		return writeJSON(r.Stdout, map[string]string{"version": version(), "go": runtime.Version(), "platform": runtime.GOOS + "/" + runtime.GOARCH})
+	}
+	_, err := fmt.Fprintf(r.Stdout, "walpost %s (%s, %s/%s)\n", version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	return err
+}
+
+// version is what the Go toolchain stamped into the binary: a tag, or the commit it was built from.
+func version() string {
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
+		return info.Main.Version
+	}
+	return "(devel)"
+}
+
+// setsOf are the migrations that a flow stands on.
+func setsOf(flow config.Flow) []migrations.Set {
+	if flow.Named {
+		return []migrations.Set{migrations.Walpost}
+	}
+	return []migrations.Set{migrations.Walpost, migrations.Lessons}
+}
+
+func needsDSN(option string, dsn config.Secret) error {
+	if dsn == "" {
+		return fmt.Errorf("%s is not set: try WALPOST_%s=postgres://user:password@host:5432/database", option, strings.ToUpper(option))
+	}
+	return readableDSN(option, dsn)
+}
+
+// readableDSN has the connection string read by the room that keeps passwords out of its errors.
+func readableDSN(option string, dsn config.Secret) error {
+	if _, err := postgres.ConnConfig(dsn.Reveal()); err != nil {
+		return fmt.Errorf("%s: %w", option, err)
+	}
+	return nil
+}
+
+func writeJSON(w io.Writer, value any) error {
+	encoder := json.NewEncoder(w)
+	encoder.SetIndent("", "  ")
+	return encoder.Encode(value)
+}
+
+// isTerminal reports whether a person may be looking at w.
+func isTerminal(w io.Writer) bool {
+	file, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	info, err := file.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0
+}

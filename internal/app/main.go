@@ -1,0 +1,87 @@
+// Package app builds everything and decides in which order it starts and stops. It is the only room
+// that knows all others, and it holds no rules of its own: whoever looks for what happens to an event
+// reads package relay next.
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+
+	"github.com/alecthomas/kong"
+
+	"github.com/backendstart/walpost/internal/config"
+)
+
+// Exit codes of the program.
+const (
+	exitFine   = 0
+	exitFailed = 1
+	exitUsage  = 2 // wrong usage or configuration: trying again without a change is no use
+)
+
+// Process is what the program has from the operating system, so that a test can start the same program.
+type Process struct {
+	Args   []string                    // without the program's name
+	Lookup func(string) (string, bool) // os.LookupEnv
+	// Stdout takes data, Stderr logs and errors.
+	Stdout, Stderr io.Writer
+	// Subscribers are the kinds that a configuration can name; nil is Subscribers().
+	Subscribers Kinds
+}
+
+// Main runs the command that the arguments name until it is done or ctx ends, which is a soft stop: what
+// is held is finished within the drain time. It returns the exit code.
+func Main(ctx context.Context, process Process) int {
+	if process.Subscribers == nil {
+		process.Subscribers = Subscribers()
+	}
+	shown := false // --help has been asked for and answered
+	var commands commands
+	parser, err := config.NewParser(&commands, process.Lookup, process.Subscribers.names(),
+		kong.Name("walpost"), kong.Description(description), kong.Writers(process.Stdout, process.Stderr),
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoAppDescFormat: true, WrapUpperBound: 110}),
+		kong.Exit(func(int) { shown = true }))
+	if err != nil {
+		panic(err) // the model is wrong, not the input
+	}
+	if len(process.Args) == 0 {
+		process.Args = []string{"--help"}
+	}
+	parsed, err := parser.Parse(process.Args)
+	if shown {
+		return exitFine
+	}
+	if err == nil {
+		err = parsed.Run(&run{Process: process, ctx: ctx, parser: parser, parsed: parsed})
+	}
+	var usage *config.Error
+	switch {
+	case err == nil:
+		return exitFine
+	case errors.As(err, &usage):
+		fmt.Fprintln(process.Stderr, "walpost:", err)
+		return exitUsage
+	default:
+		fmt.Fprintln(process.Stderr, "walpost:", err)
+		return exitFailed
+	}
+}
+
+// run is what a command gets beside its options.
+type run struct {
+	Process
+	ctx    context.Context // of the program; a run is a parameter, not a part that keeps it
+	parser *config.Parser
+	parsed *kong.Context
+}
+
+func (r *run) logger(options config.Log, out io.Writer) *slog.Logger {
+	handler := &slog.HandlerOptions{Level: options.LogLevel}
+	if options.LogFormat == "json" || options.LogFormat == "auto" && !isTerminal(r.Stderr) {
+		return slog.New(slog.NewJSONHandler(out, handler))
+	}
+	return slog.New(slog.NewTextHandler(out, handler))
+}

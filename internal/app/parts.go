@@ -1,0 +1,70 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"syscall"
+
+	"github.com/backendstart/walpost/internal/config"
+)
+
+// part is something that runs until its context ends.
+type part struct {
+	name string
+	run  func(context.Context) error
+}
+
+// runParts starts all parts. When ctx ends, or one of them does, it stops them one after the other in
+// the order given: each has ended before the next one is told. The first in the list is whoever makes
+// work for the others.
+func runParts(ctx context.Context, parts ...part) error {
+	type running struct {
+		part
+		stop  context.CancelFunc
+		ended chan struct{}
+		err   error // before ended is closed
+	}
+	first := make(chan *running, len(parts))
+	all := make([]*running, len(parts))
+	for i, p := range parts {
+		partCtx, stop := context.WithCancel(context.WithoutCancel(ctx))
+		r := &running{part: p, stop: stop, ended: make(chan struct{})}
+		all[i] = r
+		go func() {
+			defer close(r.ended)
+			r.err = r.run(partCtx)
+			first <- r
+		}()
+	}
+	var errs []error
+	select {
+	case <-ctx.Done():
+	case r := <-first:
+		if r.err == nil && ctx.Err() == nil {
+			errs = append(errs, fmt.Errorf("%s ended by itself", r.name))
+		}
+	}
+	for _, r := range all {
+		r.stop()
+		<-r.ended
+		errs = append(errs, r.err)
+	}
+	return errors.Join(errs...)
+}
+
+// listen opens the port before anything is started that would have to be stopped again. An address that
+// is taken or wrong is a matter of configuration.
+func listen(ctx context.Context, option, address string) (net.Listener, error) {
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return nil, config.Invalid(fmt.Errorf("listen on %s: another program has this port: choose another one with --%s (port 0 takes a free one)", address, option))
+	case errors.Is(err, syscall.EACCES):
+		return nil, config.Invalid(fmt.Errorf("listen on %s: this user may not: choose a port above 1023 with --%s", address, option))
+	case err != nil:
+		return nil, config.Invalid(fmt.Errorf("%w: change it with --%s", err, option))
+	}
+	return listener, nil
+}

@@ -1,0 +1,134 @@
+package app
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"github.com/backendstart/walpost/internal/ack"
+	"github.com/backendstart/walpost/internal/config"
+	"github.com/backendstart/walpost/internal/lane"
+	"github.com/backendstart/walpost/internal/ops"
+	"github.com/backendstart/walpost/internal/outbox"
+	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/internal/relay"
+)
+
+// runRelay delivers until ctx ends and what is held is finished.
+func runRelay(ctx context.Context, options config.Relay, mail config.Mail, window config.Ops, kinds Kinds, log *slog.Logger) error {
+	listener, err := listen(ctx, "ops-listen", window.OpsListen)
+	if err != nil {
+		return err
+	}
+	defer listener.Close()
+	built, err := newRelay(ctx, options, mail, kinds, log)
+	if err != nil {
+		return err
+	}
+	defer built.close()
+	log.Info("relay starts", "ops", "http://"+localAddress(listener), "slot", options.Slot, "database", postgres.Redact(options.DatabaseURL.Reveal()))
+	server := built.ops(window, log)
+	return runParts(ctx,
+		part{"relay", built.relay.Run},
+		part{"ops", func(ctx context.Context) error { return server.Run(ctx, listener) }})
+}
+
+// builtRelay is a relay with what it stands on.
+type builtRelay struct {
+	relay    *relay.Relay
+	registry *prometheus.Registry
+	pools    []*pgxpool.Pool
+}
+
+// newRelay connects to the database and builds everything up to the relay; close ends the connections.
+func newRelay(ctx context.Context, options config.Relay, mail config.Mail, kinds Kinds, log *slog.Logger) (*builtRelay, error) {
+	b := &builtRelay{registry: prometheus.NewRegistry()}
+	b.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	// Two pools: a subscriber that holds all its connections must not keep the relay from recording.
+	for _, application := range []string{"walpost/relay", "walpost/subscribers"} {
+		pool, err := openDatabase(ctx, options.DatabaseURL, application, setsOf(options.Flow)...)
+		if err != nil {
+			b.close()
+			return nil, err
+		}
+		b.pools = append(b.pools, pool)
+	}
+	subscribers, err := kinds.build(options.Flow, Room{Pool: b.pools[1], Slot: options.Slot, Log: log, Mail: mail})
+	if err != nil {
+		b.close()
+		return nil, err
+	}
+	subscriptions := make([]relay.Subscription, len(subscribers))
+	for i, sub := range subscribers {
+		settings := options.Subscribers[i]
+		subscriptions[i] = relay.Subscription{Subscriber: sub, Lane: laneOptions(settings), Wants: settings.Takes}
+	}
+	b.relay = relay.New(relay.Options{
+		Pool:           b.pools[0],
+		ReplicationURL: options.Stream().Reveal(),
+		Slot:           options.Slot,
+		Publication:    options.Publication,
+		Sources:        sourcesOf(options.Flow),
+		Subscriptions:  subscriptions,
+		Window:         ack.Window{Events: options.WindowEvents, Bytes: int64(options.WindowBytes)},
+		Drain:          options.Drain.Std(),
+		Registry:       b.registry,
+		Log:            log,
+	})
+	return b, nil
+}
+
+func (b *builtRelay) close() {
+	for _, pool := range b.pools {
+		pool.Close()
+	}
+}
+
+func (b *builtRelay) ops(window config.Ops, log *slog.Logger) *ops.Server {
+	return ops.New(ops.Options{
+		Listen: window.OpsListen, Token: window.OpsToken.Reveal(),
+		Registry: b.registry, Relay: b.relay, Log: log, Version: version(),
+	})
+}
+
+// defaultBatch is how many events a call of HandleBatch gets where the configuration does not say: a
+// statement of that size still takes milliseconds.
+const defaultBatch = 500
+
+func laneOptions(s config.Subscriber) lane.Options {
+	batch := int(s.Batch)
+	if batch == 0 {
+		batch = defaultBatch // the lane knows whether there is a HandleBatch
+	}
+	return lane.Options{
+		Ordering:    lane.Ordering(s.Ordering),
+		Concurrency: int(s.Concurrency),
+		Batch:       batch,
+		Timeout:     s.Timeout.Std(),
+		Backoff:     lane.Backoff{Initial: s.Retry.Initial.Std(), Max: s.Retry.Max.Std()},
+		MaxAttempts: int(s.MaxAttempts),
+	}
+}
+
+func sourcesOf(flow config.Flow) []*outbox.Source {
+	sources := make([]*outbox.Source, len(flow.Sources))
+	for i, s := range flow.Sources {
+		schema, table, _ := strings.Cut(s.Table, ".")
+		c := s.Columns
+		sources[i] = &outbox.Source{
+			Name: s.Name, Schema: schema, Table: table, Messages: s.Messages,
+			Columns: outbox.Columns{
+				ID: c["id"], Type: c["type"], Version: c["version"],
+				AggregateType: c["aggregate_type"], AggregateID: c["aggregate_id"], Key: c["key"],
+				Topic: c["topic"], Revision: c["revision"], Payload: c["payload"], Headers: c["headers"],
+				Time: c["time"], Order: c["order"], Published: c["published"],
+			},
+			Mark: s.Mark == "auto", Ours: s.Rows == "ours", Retention: s.Retention.Std(),
+		}
+	}
+	return sources
+}

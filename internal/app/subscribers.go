@@ -1,0 +1,74 @@
+package app
+
+import (
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/backendstart/walpost/internal/config"
+	"github.com/backendstart/walpost/internal/subscriber"
+)
+
+// Kinds are the subscribers that a configuration can name, by kind.
+type Kinds map[string]func(Room) (subscriber.Subscriber, error)
+
+// Room is what a subscriber may use.
+type Room struct {
+	Pool   *pgxpool.Pool
+	Slot   string // part of the key in walpost.inbox
+	Log    *slog.Logger
+	Mail   config.Mail
+	Config config.Subscriber
+}
+
+// Subscribers returns the built-in kinds. A new subscriber is a line here and a file of its own.
+func Subscribers() Kinds {
+	return Kinds{
+		"achievements": func(r Room) (subscriber.Subscriber, error) {
+			return subscriber.NewAchievements(r.Pool, r.Slot, r.Log), nil
+		},
+		"analytics": func(r Room) (subscriber.Subscriber, error) {
+			return subscriber.NewAnalytics(r.Pool, r.Slot, r.Log), nil
+		},
+		"notifications": newNotifications,
+		"recommendations": func(r Room) (subscriber.Subscriber, error) {
+			return subscriber.NewRecommendations(r.Pool, r.Slot, r.Log), nil
+		},
+	}
+}
+
+func newNotifications(r Room) (subscriber.Subscriber, error) {
+	if r.Mail.SMTPURL == "" {
+		return subscriber.NewNotifications(r.Pool, r.Slot, r.Log, subscriber.NewLogNotifier(r.Log)), nil
+	}
+	notifier, err := subscriber.NewSMTPNotifier(r.Mail.SMTPURL.Reveal())
+	if err != nil {
+		return nil, err
+	}
+	return subscriber.NewNotifications(r.Pool, r.Slot, r.Log, notifier), nil
+}
+
+func (k Kinds) names() []string { return slices.Sorted(maps.Keys(k)) }
+
+// build makes the subscribers of a flow, in its order. room is what they share.
+func (k Kinds) build(flow config.Flow, room Room) ([]subscriber.Subscriber, error) {
+	var built []subscriber.Subscriber
+	var errs []error
+	for _, options := range flow.Subscribers {
+		r := room
+		r.Config, r.Log = options, room.Log.With("subscriber", options.Name)
+		sub, err := k[options.Kind](r)
+		switch {
+		case err != nil:
+			errs = append(errs, fmt.Errorf("subscriber %q: %w", options.Name, err))
+		case sub.Name() != options.Name:
+			// Its rows in walpost.inbox carry the name, so two of one kind would share them.
+			errs = append(errs, fmt.Errorf("subscriber %q: a subscriber of kind %s can only be named %s", options.Name, options.Kind, sub.Name()))
+		}
+		built = append(built, sub)
+	}
+	return built, config.Invalid(errs...)
+}

@@ -1,0 +1,25 @@
+package app
+
+import (
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/backendstart/walpost/internal/subscriber"
+	"github.com/backendstart/walpost/internal/subscriber/subscribertest"
+)
+
+// Whoever adds a line to subscribers.go is held to the contract without writing a test for it.
+func TestSubscribers_keepTheContract(t *testing.T) {
+	for name, build := range Subscribers() {
+		t.Run(name, func(t *testing.T) {
+			subscribertest.Run(t, func(t *testing.T, pool *pgxpool.Pool, slot string) subscriber.Subscriber {
+				built, err := build(Room{Pool: pool, Slot: slot, Log: discard})
+				if err != nil {
+					t.Fatal(err)
+				}
+				return built
+			})
+		})
+	}
+}
