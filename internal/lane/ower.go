@@ -1,0 +1,99 @@
+package lane
+
+import (
+	"context"
+	"time"
+
+	"github.com/backendstart/walpost/internal/event"
+)
+
+// Ower records durably what leaves the stream's hands: deliveries that wait to be sent again, and dead
+// letters. It is fulfilled by debt.Store. A nil error means committed and flushed.
+//
+// Of one subscriber, only Dead is called by several goroutines at once; a dead letter and a call of
+// another method never concern the same delivery at the same time.
+type Ower interface {
+	// Load tells what is owed to a subscriber at the start. secured is the position up to which the
+	// stream need not look anything up.
+	Load(ctx context.Context, subscriber string, secured event.Position, maxKeys int) (Debt, error)
+	// Record makes deliveries waiting, all or none. One that is recorded already, in whatever state,
+	// stays as it is.
+	Record(ctx context.Context, subscriber string, owed []Owed) error
+	// Dead records a dead letter, or makes one of a waiting delivery.
+	Dead(ctx context.Context, subscriber string, letter Owed) error
+	// Waiting reads waiting deliveries in the order of their positions. It returns at least one if there
+	// is any. An event whose row is gone comes back as an invalid one that says so.
+	Waiting(ctx context.Context, subscriber string, query Query) ([]Owed, error)
+	// Known returns the state of those of the events that are recorded, by index: StateWaiting,
+	// StateDead or StatePaid.
+	Known(ctx context.Context, subscriber string, events []*event.Event) (map[int]State, error)
+	// Paid removes deliveries that were delivered, and what else was paid up to secured. A delivery
+	// beyond secured stays as paid until secured reaches it, because after a crash the stream brings it
+	// again. Rows of which nothing is owed and nothing open are marked in the same transaction.
+	Paid(ctx context.Context, subscriber string, paid []Paid, secured event.Position) error
+	// Failed notes failed attempts of waiting deliveries.
+	Failed(ctx context.Context, subscriber string, owed []Owed) error
+	// Blocked returns the keys that have a dead letter.
+	Blocked(ctx context.Context, subscriber string) ([]string, error)
+	// Look tells what people have changed since the last look, and how far the debt reaches back.
+	Look(ctx context.Context, subscriber string) (Look, error)
+}
+
+// State is the state of an owed delivery.
+type State string
+
+// The states of walpost.owed.
+const (
+	StateWaiting State = "waiting" // sent by itself
+	StateDead    State = "dead"    // waits for a person
+	StatePaid    State = "paid"    // was sent; known until the stream is past it
+)
+
+// Owed is a delivery that is recorded, or about to be.
+type Owed struct {
+	Event                     *event.Event
+	Attempts                  int // failed ones
+	FirstFailure, LastFailure time.Time
+	NextAttempt               time.Time // zero for at once
+	Err                       string    // of the last attempt
+}
+
+// Paid is an owed delivery that was delivered.
+type Paid struct {
+	Event    *event.Event
+	Attempts int // failed ones, to be added to the row's when it is marked
+	// Open tells that the stream still has the event in hand for another subscriber, so that its row is
+	// not to be marked yet.
+	Open bool
+}
+
+// Query says what Waiting reads.
+type Query struct {
+	After   event.Position // exclusive
+	Without []string       // keys to leave out
+	Limit   int            // rows
+	Bytes   int64          // stop after so much event data
+}
+
+// Debt is what Load found.
+type Debt struct {
+	// Keys counts the waiting deliveries by key; nil with More.
+	Keys map[string]int
+	// More means that there are more than maxKeys keys.
+	More bool
+	// Beyond means that something is recorded, in whatever state, beyond the secured position.
+	Beyond bool
+	// Paused tells that a person has paused the subscriber.
+	Paused bool
+}
+
+// Look is what is found by looking from time to time.
+type Look struct {
+	// Paused tells that a person has paused the subscriber.
+	Paused bool
+	// Oldest is the position of the oldest waiting delivery; Any is false when there is none.
+	Oldest event.Position
+	Any    bool
+	// OldestAt is when that event committed.
+	OldestAt time.Time
+}
