@@ -1,0 +1,190 @@
+package lane_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+
+	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/lane"
+)
+
+// debt is walpost.owed of one subscriber in memory.
+type debt struct {
+	rig *rig
+
+	mu      sync.Mutex
+	rows    map[string]*row // by event id; guarded by mu
+	letters []lane.Owed     // every dead letter in the order in which it was recorded; guarded by mu
+	refused int             // dead letters; guarded by mu
+	refuse  bool            // the database refuses dead letters; guarded by mu
+}
+
+type row struct {
+	lane.Owed
+	state lane.State
+}
+
+var errRefused = errors.New("no space left on device")
+
+func newDebt(r *rig) *debt { return &debt{rig: r, rows: make(map[string]*row)} }
+
+// refuseDead makes the database refuse dead letters, or take them again.
+func (d *debt) refuseDead(refuse bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.refuse = refuse
+}
+
+// dead returns all dead letters and how many were refused.
+func (d *debt) dead() (letters []lane.Owed, refused int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Clone(d.letters), d.refused
+}
+
+// waiting is what is left to pay.
+func (d *debt) waiting() []string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var ids []string
+	for _, r := range d.inOrder() {
+		if r.state == lane.StateWaiting {
+			ids = append(ids, r.Event.ID)
+		}
+	}
+	return ids
+}
+
+// inOrder returns the rows in the order of their positions; mu is held.
+func (d *debt) inOrder() []*row {
+	var rows []*row
+	for _, r := range d.rows {
+		rows = append(rows, r)
+	}
+	slices.SortFunc(rows, func(a, b *row) int { return a.Event.Position.Compare(b.Event.Position) })
+	return rows
+}
+
+func (d *debt) Load(_ context.Context, _ string, secured event.Position, maxKeys int) (lane.Debt, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	found := lane.Debt{Keys: make(map[string]int)}
+	for _, r := range d.rows {
+		if r.state == lane.StateWaiting {
+			found.Keys[r.Event.Key]++
+		}
+		found.Beyond = found.Beyond || r.Event.Position.Compare(secured) > 0
+	}
+	if len(found.Keys) > maxKeys {
+		found.Keys, found.More = nil, true
+	}
+	return found, nil
+}
+
+func (d *debt) Record(_ context.Context, _ string, owed []lane.Owed) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, o := range owed {
+		if d.rows[o.Event.ID] == nil {
+			d.rows[o.Event.ID] = &row{o, lane.StateWaiting}
+		}
+	}
+	return nil
+}
+
+func (d *debt) Dead(_ context.Context, _ string, letter lane.Owed) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.refuse {
+		d.refused++
+		return errRefused
+	}
+	before := d.rows[letter.Event.ID]
+	d.rows[letter.Event.ID] = &row{letter, lane.StateDead}
+	d.letters = append(d.letters, letter)
+	if before != nil && before.state == lane.StateWaiting {
+		d.rig.note(end{id: letter.Event.ID, dead: true, attempts: letter.Attempts})
+	}
+	return nil
+}
+
+func (d *debt) Waiting(_ context.Context, _ string, query lane.Query) ([]lane.Owed, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var found []lane.Owed
+	var bytes int64
+	for _, r := range d.inOrder() {
+		switch {
+		case r.state != lane.StateWaiting, r.Event.Position.Compare(query.After) <= 0, slices.Contains(query.Without, r.Event.Key):
+			continue
+		case len(found) == query.Limit, len(found) > 0 && bytes >= query.Bytes:
+			return found, nil
+		}
+		bytes += int64(r.Event.Size())
+		found = append(found, r.Owed)
+	}
+	return found, nil
+}
+
+func (d *debt) Known(_ context.Context, _ string, events []*event.Event) (map[int]lane.State, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	known := make(map[int]lane.State)
+	for i, ev := range events {
+		if r := d.rows[ev.ID]; r != nil {
+			known[i] = r.state
+		}
+	}
+	return known, nil
+}
+
+func (d *debt) Paid(_ context.Context, _ string, paid []lane.Paid, secured event.Position) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, p := range paid {
+		d.rows[p.Event.ID].state = lane.StatePaid
+		d.rig.note(end{id: p.Event.ID, attempts: p.Attempts})
+	}
+	for id, r := range d.rows {
+		if r.state == lane.StatePaid && r.Event.Position.Compare(secured) <= 0 {
+			delete(d.rows, id)
+		}
+	}
+	return nil
+}
+
+func (d *debt) Failed(_ context.Context, _ string, owed []lane.Owed) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, o := range owed {
+		if r := d.rows[o.Event.ID]; r != nil && r.state == lane.StateWaiting {
+			r.Owed = o
+		}
+	}
+	return nil
+}
+
+func (d *debt) Look(context.Context, string) (lane.Look, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, r := range d.inOrder() {
+		if r.state == lane.StateWaiting {
+			return lane.Look{Oldest: r.Event.Position, Any: true, OldestAt: r.Event.CommittedAt}, nil
+		}
+	}
+	return lane.Look{}, nil
+}
+
+func (d *debt) Blocked(context.Context, string) ([]string, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var keys []string
+	for _, r := range d.inOrder() {
+		if r.state == lane.StateDead && !slices.Contains(keys, r.Event.Key) {
+			keys = append(keys, r.Event.Key)
+		}
+	}
+	return keys, nil
+}

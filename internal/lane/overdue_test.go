@@ -1,0 +1,102 @@
+package lane_test
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/backendstart/walpost/internal/lane"
+	"github.com/backendstart/walpost/internal/subscriber"
+	"github.com/backendstart/walpost/internal/subscriber/subscribertest"
+)
+
+// A stuck subscriber ignores the context of events of some keys until it is let go.
+type stuck struct {
+	*subscribertest.Fake
+	once sync.Once
+	free chan struct{}
+}
+
+func newStuck(keys ...string) *stuck {
+	s := &stuck{free: make(chan struct{})}
+	s.Fake = subscribertest.Handling("stuck", func(_ context.Context, d subscriber.Delivery) error {
+		if slices.Contains(keys, d.Key) {
+			<-s.free
+		}
+		return nil
+	})
+	return s
+}
+
+func (s *stuck) letGo() { s.once.Do(func() { close(s.free) }) }
+
+func TestLane_aHandlerThatNeverReturnsIsNamedAndHoldsOnlyItsKey(t *testing.T) {
+	for _, ordering := range []lane.Ordering{lane.ByKey, lane.None} {
+		t.Run(string(ordering), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				sub := newStuck("K")
+				defer sub.letGo()
+				o := settings()
+				o.Ordering, o.Concurrency = ordering, 1
+				r := run(t, sub, o)
+				begin := time.Now()
+				r.offer("K/0", "L/0", "M/0")
+				if ordering == lane.ByKey {
+					r.offer("K/1")
+				}
+				// The only worker is given to others a second after the deadline.
+				if end := r.awaitEnd("M/0"); end.at.Sub(begin) != 11*time.Second {
+					t.Errorf("another key waited %v, want 11s", end.at.Sub(begin))
+				}
+				if got, want := r.Stats().Overdue, []string{"K/0"}; !slices.Equal(got, want) {
+					t.Errorf("overdue: got %v, want %v", got, want)
+				}
+				time.Sleep(time.Hour)
+				if calls := sub.Calls(); len(calls) != 3 {
+					t.Errorf("%d calls, want 3: the key of a handler that did not return was handed over again", len(calls))
+				}
+
+				sub.letGo()
+				// It returned after its deadline: nobody knows what came of it, so it comes again.
+				end := r.awaitEnd("K/0")
+				if end.dead || end.attempts != 1 {
+					t.Errorf("got %+v, want it delivered after 1 failed attempt", end)
+				}
+				if got := r.Stats().Overdue; len(got) != 0 {
+					t.Errorf("overdue after it returned: %v", got)
+				}
+				if ordering == lane.ByKey {
+					r.awaitEnd("K/1")
+				}
+			})
+		})
+	}
+}
+
+func TestLane_aHandlerHasADeadlineThatSaysSo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sub := subscribertest.Blocking()
+		o := settings()
+		o.Timeout = 3 * time.Second
+		r := run(t, sub, o)
+		begin := time.Now()
+		r.offer("K/0")
+		sub.AwaitCalls(t, 2)
+		calls := sub.Calls()
+		if got := calls[0].Err; got == nil || !strings.Contains(got.Error(), "deadline of 3s") {
+			t.Errorf("cause: got %v, want the deadline", got)
+		}
+		if got, least := calls[1].At.Sub(begin), 3*time.Second; got < least {
+			t.Errorf("second attempt after %v, want at least %v", got, least)
+		}
+		if got := r.Stats().Overdue; len(got) != 0 {
+			t.Errorf("overdue: %v, want none: the handler did return", got)
+		}
+		sub.Release()
+		r.await(1)
+	})
+}

@@ -1,0 +1,186 @@
+package lane_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/backendstart/walpost/internal/ack"
+	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/lane"
+	"github.com/backendstart/walpost/internal/subscriber"
+)
+
+// settings are the defaults of DESIGN §9.
+func settings() lane.Options {
+	return lane.Options{
+		Ordering: lane.ByKey, Concurrency: 8, Batch: 1, Timeout: 10 * time.Second,
+		Backoff:     lane.Backoff{Initial: 200 * time.Millisecond, Max: 30 * time.Second},
+		MaxAttempts: 12,
+	}
+}
+
+// term is the leadership of all tests.
+const term = 7
+
+// A rig is a lane between a real tracker and a debt in memory. It belongs to one synctest bubble.
+type rig struct {
+	*lane.Lane
+	t       *testing.T
+	tracker *ack.Tracker
+	debt    *debt
+	cancel  context.CancelFunc
+	ended   chan error // gets the result of Run
+
+	mu      sync.Mutex
+	commit  event.LSN     // of the last event offered; guarded by mu
+	ends    []end         // guarded by mu
+	changed chan struct{} // closed and replaced when ends changes; guarded by mu
+}
+
+// end is how a delivery ended, and when.
+type end struct {
+	id       string
+	dead     bool
+	attempts int // failed ones
+	at       time.Time
+}
+
+// run starts a lane. When the test ends it is stopped, and nothing of it may be left running.
+func run(t *testing.T, sub subscriber.Subscriber, options lane.Options) *rig {
+	t.Helper()
+	r := newRig(t, sub, options)
+	r.start(time.Minute)
+	return r
+}
+
+func newRig(t *testing.T, sub subscriber.Subscriber, options lane.Options) *rig {
+	t.Helper()
+	r := &rig{
+		t:       t,
+		tracker: ack.New(ack.Window{Events: 1 << 20, Bytes: 1 << 40}, 1, 0),
+		ended:   make(chan error, 1),
+		changed: make(chan struct{}),
+	}
+	r.debt = newDebt(r)
+	r.Lane = newLane(sub, options, acks{r.tracker, r}, r.debt)
+	return r
+}
+
+// newLane makes a lane in a stream that has no trouble of its own.
+func newLane(sub subscriber.Subscriber, options lane.Options, acks lane.Finisher, ower lane.Ower) *lane.Lane {
+	metrics := lane.NewVectors(prometheus.NewRegistry()).For(sub.Name())
+	return lane.New(sub, options, acks, ower, func() int64 { return term }, metrics, slog.New(slog.DiscardHandler))
+}
+
+func (r *rig) start(drain time.Duration) {
+	ctx, cancel := context.WithCancel(context.Background())
+	r.cancel = cancel
+	go func() { r.ended <- r.Run(ctx, drain) }()
+	r.t.Cleanup(func() {
+		r.cancel()
+		r.ended <- <-r.ended
+	})
+}
+
+// stop ends the lane and returns what Run returned.
+func (r *rig) stop() error {
+	r.cancel()
+	err := <-r.ended
+	r.ended <- err // for the cleanup
+	return err
+}
+
+// offer hands over events that commit one after the other, each an id of a key: "K/1" has key K.
+func (r *rig) offer(ids ...string) {
+	for _, id := range ids {
+		key, _, _ := strings.Cut(id, "/")
+		r.offerEvent(&event.Event{Source: "lessons", ID: id, Key: key, Type: event.TypeLessonCompleted})
+	}
+}
+
+func (r *rig) offerEvent(ev *event.Event) {
+	r.mu.Lock()
+	r.commit += 8
+	ev.Position = event.Position{Commit: r.commit}
+	ev.CommittedAt = time.Now()
+	r.tracker.Begin(r.commit)
+	entry := r.tracker.Add(ev, []int{0})
+	r.tracker.Commit(r.commit + 7)
+	r.mu.Unlock()
+	r.Offer(&entry.Deliveries()[0])
+}
+
+func (r *rig) note(e end) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	e.at = time.Now()
+	r.ends = append(r.ends, e)
+	close(r.changed)
+	r.changed = make(chan struct{})
+}
+
+// await waits until n deliveries have ended, and returns them in that order.
+func (r *rig) await(n int) []end {
+	r.t.Helper()
+	limit := time.NewTimer(1000 * time.Hour)
+	defer limit.Stop()
+	for {
+		r.mu.Lock()
+		ends, changed := slices.Clone(r.ends), r.changed
+		r.mu.Unlock()
+		if len(ends) >= n {
+			return ends
+		}
+		select {
+		case <-changed:
+		case <-limit.C:
+			r.t.Fatalf("%d deliveries have ended, want %d: %+v\nstats %+v", len(ends), n, ends, r.Stats())
+		}
+	}
+}
+
+// awaitEnd waits for the end of one event.
+func (r *rig) awaitEnd(id string) end {
+	r.t.Helper()
+	for n := 0; ; n++ {
+		ends := r.await(n)
+		if i := slices.IndexFunc(ends, func(e end) bool { return e.id == id }); i >= 0 {
+			return ends[i]
+		}
+		n = len(ends)
+	}
+}
+
+func (r *rig) hasEnded(id string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.ContainsFunc(r.ends, func(e end) bool { return e.id == id })
+}
+
+// acks is the tracker, and tells the rig.
+type acks struct {
+	*ack.Tracker
+	rig *rig
+}
+
+func (a acks) Finish(d *ack.Delivery, dead bool, attempts int) {
+	a.Tracker.Finish(d, dead, attempts)
+	a.rig.note(end{id: d.Event.ID, dead: dead, attempts: attempts})
+}
+
+// series makes ids "K/0" to "K/n-1".
+func series(key string, n int) []string {
+	ids := make([]string, n)
+	for i := range ids {
+		ids[i] = fmt.Sprintf("%s/%d", key, i)
+	}
+	return ids
+}
