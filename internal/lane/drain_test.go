@@ -31,6 +31,7 @@ func TestLane_aStopFinishesWhatIsHeld(t *testing.T) {
 		for i := range 80 {
 			r.offer(fmt.Sprintf("%d/%d", i%20, i))
 		}
+		sub.AwaitCalls(t, 1)
 		begin := time.Now()
 		if err := r.stop(); err != nil {
 			t.Errorf("stopped with %v", err)
