@@ -56,7 +56,9 @@ var rooms = []room{
 
 	// For tests.
 	{"testdb", "pgserver postgres"},
+	{"testprogram", "testdb"},
 	{"subscriber/subscribertest", "event subscriber testdb"},
+	{"debt/debttest", "event lane"},
 }
 
 // pure rooms are tested under virtual time and with random interleavings, which holds only as long as

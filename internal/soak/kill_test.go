@@ -1,0 +1,109 @@
+//go:build soak
+
+package soak
+
+import (
+	"context"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/backendstart/walpost/internal/testdb"
+	"github.com/backendstart/walpost/internal/testprogram"
+)
+
+// randomMoment is a moment up to d from now.
+func randomMoment(d time.Duration) time.Duration { return rand.N(d) }
+
+// Completions pour in from eight learners all the time, 200 a second, while the relay is killed at random
+// moments: before it streams, in the middle of deliveries, between delivery and confirmation.
+func TestSoak_relayKilledAtAnyMomentHasEveryEffectOnce(t *testing.T) {
+	db := testdb.New(t)
+	api := startAPI(t, db).AwaitAPI()
+	stop := until(func(ctx context.Context) {
+		var learners sync.WaitGroup
+		for user := range 8 {
+			learners.Go(func() {
+				learner := testprogram.Learner{User: int64(user + 1)}
+				every(ctx, 40*time.Millisecond, func() {
+					if _, err := learner.Complete(ctx, api); err != nil && ctx.Err() == nil {
+						t.Errorf("complete a lesson: %v", err)
+					}
+				})
+			})
+		}
+		learners.Wait()
+	})
+	defer stop()
+	n := rounds(t, 100)
+	for range n {
+		relay := startRelay(t, db)
+		testprogram.Pause(t, randomMoment(2*time.Second))
+		relay.Kill()
+	}
+	stop()
+
+	relay := startRelay(t, db)
+	testprogram.AwaitEffects(t, db)
+	relay.Stop()
+	if got := testprogram.StillToCome(t, db); got != 0 {
+		t.Errorf("after the clean stop in the end the server would send %d events again", got)
+	}
+	t.Logf("%d kills, %d completions", n, db.Int(`SELECT count(*) FROM outbox`))
+}
+
+// F-18
+func TestSoak_apiKilledAtAnyMomentLeavesNoCompletionWithoutItsEvent(t *testing.T) {
+	db := testdb.New(t)
+	var url atomic.Pointer[string] // of the API that runs at the moment
+	var mu sync.Mutex
+	answered := map[string]bool{} // guarded by mu; events that a client was told of
+	stop := until(func(ctx context.Context) {
+		var clients sync.WaitGroup
+		for user := range 8 {
+			clients.Go(func() {
+				learner := testprogram.Learner{User: int64(user + 1)}
+				every(ctx, time.Millisecond, func() {
+					api := url.Load()
+					if api == nil {
+						return
+					}
+					id, err := learner.Complete(ctx, *api)
+					if err != nil {
+						return // killed in the middle: nobody knows what became of it
+					}
+					mu.Lock()
+					defer mu.Unlock()
+					answered[id] = true
+				})
+			})
+		}
+		clients.Wait()
+	})
+	defer stop()
+	n := rounds(t, 100)
+	for range n {
+		server := startAPI(t, db)
+		api := server.AwaitAPI()
+		url.Store(&api)
+		testprogram.Pause(t, randomMoment(300*time.Millisecond))
+		server.Kill()
+		url.Store(nil)
+	}
+	stop()
+
+	completions, events := db.Int(`SELECT count(*) FROM lesson_progress WHERE completed`), db.Int(`SELECT count(*) FROM outbox`)
+	pairs := db.Int(`SELECT count(*) FROM lesson_progress p JOIN outbox o ON o.event_id = p.event_id`)
+	if completions == 0 || completions != events || pairs != events {
+		t.Errorf("%d completions, %d events, %d of them belong together; want the same number, above 0", completions, events, pairs)
+	}
+	for _, id := range db.Texts(`SELECT event_id FROM outbox`) {
+		delete(answered, id)
+	}
+	if len(answered) != 0 {
+		t.Errorf("%d completions were answered with 200 and are not there", len(answered))
+	}
+	t.Logf("%d kills, %d completions", n, completions)
+}
