@@ -75,6 +75,11 @@ func Connect(ctx context.Context, dsn, application string) (*Conn, error) {
 				Problem: "the replication connection goes through a pooler",
 				Mend:    "set replication_url (WALPOST_REPLICATION_URL) to a direct connection; database_url may stay as it is"}
 		}
+		if postgres.Code(err) == "42501" { // insufficient_privilege
+			return nil, &SetupError{Err: err,
+				Problem: fmt.Sprintf("role %q may not use replication", config.User),
+				Mend:    fmt.Sprintf("as a superuser: ALTER ROLE %s REPLICATION; at a provider: GRANT its replication role to it", quote(config.User))}
+		}
 		return nil, err
 	}
 	return c, nil

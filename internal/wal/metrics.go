@@ -46,6 +46,9 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	lsn("walpost_received_lsn", "Highest WAL position received, as a number of bytes.", &m.receivedLSN)
 	lsn("walpost_confirmed_lsn", "WAL position confirmed to the server, as a number of bytes.", &m.confirmedLSN)
 	reg.MustRegister(m.Reconnects, m.status)
+	for _, status := range walStatuses { // there before the first look at the slot
+		m.status.WithLabelValues(status)
+	}
 	return m
 }
 

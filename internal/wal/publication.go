@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/backendstart/walpost/internal/postgres"
@@ -88,12 +87,10 @@ func makePublication(ctx context.Context, pool *pgxpool.Pool, name string, table
 	case code == "42P01", code == "3F000": // undefined_table, invalid_schema_name
 		return &SetupError{Err: err, Problem: "a source's table does not exist",
 			Mend: "create it (walpost's own: walpost migrate), or correct the source's table"}
+	case code == "22023": // invalid_parameter_value: temporary, unlogged, a view or a catalogue
+		return &SetupError{Err: err, Problem: "a source's table cannot be published", Mend: "use a permanent, logged table"}
 	case code == "42710": // duplicate_object: another relay was faster
 		return nil
-	}
-	var pgErr *pgconn.PgError
-	if errors.As(err, &pgErr) && pgErr.Code == "0A000" {
-		return &SetupError{Err: err, Problem: "a source's table cannot be published", Mend: "use a permanent, logged table"}
 	}
 	return fmt.Errorf("create publication %q: %w", name, err)
 }

@@ -74,14 +74,24 @@ const (
 // clean end: the last status was sent and the server has answered.
 func (c *Conn) Stream(ctx context.Context, o StreamOptions) error {
 	if err := c.start(ctx, o.Slot, o.Publication); err != nil {
-		return err
+		if ctx.Err() != nil { // a stop that came before the first byte is no fault of the slot's
+			return fmt.Errorf("%w: %w", ErrConnection, err)
+		}
+		return postgres.Mask(err, c.dsn)
 	}
 	now := time.Now()
 	s := &stream{StreamOptions: o, conn: c, sent: o.Confirmed, lastStatus: now, lastHeard: now, probed: now}
-	// A read that waits is woken by the end of ctx.
-	stop := context.AfterFunc(ctx, func() { _ = c.pg.Conn().SetReadDeadline(time.Unix(1, 0)) })
-	defer stop()
+	// A read that waits is woken by the end of ctx. What comes after the reading sets deadlines of its
+	// own, so it waits until the waking is over.
+	woken := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(woken)
+		_ = c.pg.Conn().SetReadDeadline(time.Unix(1, 0))
+	})
 	err := s.read(ctx)
+	if !stop() {
+		<-woken
+	}
 	switch {
 	case errors.Is(err, ErrShutdown):
 		s.leave()
@@ -333,12 +343,12 @@ func (s *stream) leave() error {
 	frontend := s.conn.pg.Frontend()
 	frontend.Send(&pgproto3.CopyDone{})
 	if err := frontend.Flush(); err != nil {
-		return fmt.Errorf("end copy: %w", err)
+		return fmt.Errorf("%w: end copy: %w", ErrConnection, err)
 	}
 	for {
 		message, err := frontend.Receive()
 		if err != nil {
-			return fmt.Errorf("wait for the end of the copy: %w", err)
+			return fmt.Errorf("%w: wait for the end of the copy: %w", ErrConnection, err)
 		}
 		switch m := message.(type) {
 		case *pgproto3.ReadyForQuery:

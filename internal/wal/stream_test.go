@@ -1,0 +1,267 @@
+package wal_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/url"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/testdb"
+	"github.com/backendstart/walpost/internal/wal"
+)
+
+// receiver counts what it is given.
+type receiver struct {
+	full     atomic.Bool
+	room     chan struct{}
+	messages atomic.Int64
+	inserts  atomic.Int64
+	walEnd   atomic.Uint64
+}
+
+func newReceiver() *receiver { return &receiver{room: make(chan struct{}, 1)} }
+
+func (r *receiver) Receive(message []byte) error {
+	r.messages.Add(1)
+	if message[0] == 'I' {
+		r.inserts.Add(1)
+	}
+	return nil
+}
+func (r *receiver) KeepAlive(walEnd event.LSN) { r.walEnd.Store(uint64(walEnd)) }
+func (r *receiver) HasRoom() bool              { return !r.full.Load() }
+func (r *receiver) Room() <-chan struct{}      { return r.room }
+
+// confirmer says what it is told to say.
+type confirmer struct{ lsn atomic.Uint64 }
+
+func (c *confirmer) Confirmed() event.LSN { return event.LSN(c.lsn.Load()) }
+func (c *confirmer) Pending() bool        { return true }
+
+func connect(t *testing.T, db *testdb.DB) *wal.Conn {
+	t.Helper()
+	conn, err := wal.Connect(t.Context(), db.DSN, "walpost/test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(conn.Close)
+	return conn
+}
+
+// reading is a stream under test.
+type reading struct {
+	*receiver
+	*confirmer
+	point   event.LSN
+	stop    context.CancelFunc
+	drained chan struct{}
+	ended   chan error
+}
+
+// read makes publication and slot and streams.
+func read(t *testing.T, db *testdb.DB, full bool) *reading {
+	t.Helper()
+	if err := wal.EnsurePublication(t.Context(), db.Pool, "walpost", []pgx.Identifier{{"public", "outbox"}}, false); err != nil {
+		t.Fatal(err)
+	}
+	conn := connect(t, db)
+	created, err := conn.CreateSlot(t.Context(), db.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	r := &reading{newReceiver(), &confirmer{}, created.ConsistentPoint, stop, make(chan struct{}), make(chan error, 1)}
+	r.full.Store(full)
+	go func() { r.ended <- conn.Stream(ctx, r.options(t, db)) }()
+	eventually(t, "the stream is active", func() bool { return find(t, db, db.Name).Active })
+	return r
+}
+
+func (r *reading) options(t *testing.T, db *testdb.DB) wal.StreamOptions {
+	return wal.StreamOptions{
+		Slot: db.Name, Publication: "walpost", Confirmed: r.point,
+		Receiver: r.receiver, Confirmer: r.confirmer, Drained: r.drained,
+		Alive:   func(context.Context, uint32) bool { return true },
+		Log:     slog.New(slog.NewTextHandler(t.Output(), nil)),
+		Metrics: wal.NewMetrics(prometheus.NewRegistry()),
+	}
+}
+
+func (r *reading) end(t *testing.T) {
+	t.Helper()
+	r.stop()
+	close(r.drained)
+	select {
+	case err := <-r.ended:
+		if err != nil {
+			t.Errorf("stream ended with %v", err)
+		}
+	case <-time.After(30 * time.Second):
+		t.Fatal("the stream did not end")
+	}
+}
+
+func insert(db *testdb.DB, id string) {
+	db.Exec(`INSERT INTO outbox (event_id, event_type, payload) VALUES ($1, 'any', '{}')`, id)
+}
+
+// positions are those of the last status: write, flush and apply.
+func positions(db *testdb.DB) string {
+	return db.Text(`SELECT coalesce(max(concat_ws(' ', r.write_lsn, r.flush_lsn, r.replay_lsn)), '')
+		FROM pg_stat_replication r JOIN pg_replication_slots s ON s.active_pid = r.pid WHERE s.slot_name = $1`, db.Name)
+}
+
+// F-02, F-23: all three positions are set, never below the slot's, and they follow the confirmer alone.
+func TestStream_tellsOnePositionThreeTimes(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	r := read(t, db, false) // its confirmer still says 0/0
+	insert(db, "e")
+	start := r.point.String()
+	eventually(t, "the first status", func() bool { return positions(db) != "" })
+	if got, want := positions(db), start+" "+start+" "+start; got != want {
+		t.Errorf("told %q, want %q", got, want)
+	}
+	end := db.Text(`SELECT pg_current_wal_flush_lsn()::text`)
+	lsn, err := event.ParseLSN(end)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.lsn.Store(uint64(lsn))
+	eventually(t, "a status that follows", func() bool { return positions(db) == end+" "+end+" "+end })
+	r.lsn.Store(uint64(r.point)) // a confirmer must not do this; the stream does not pass it on
+	insert(db, "later")
+	eventually(t, "the later row", func() bool { return r.inserts.Load() == 2 })
+	r.end(t)
+	if got := find(t, db, db.Name).Confirmed; got != lsn {
+		t.Errorf("the slot stands at %v, want %v", got, lsn)
+	}
+}
+
+// F-19: a server that reads WAL that is not for us says so, because it is asked.
+func TestStream_hearsOfWALThatIsNotForIt(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	r := read(t, db, false)
+	db.Exec(`CREATE TABLE junk AS SELECT repeat('x', 100) FROM generate_series(1, 10000)`)
+	end, err := event.ParseLSN(db.Text(`SELECT pg_current_wal_flush_lsn()::text`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "a keepalive beyond it", func() bool { return event.LSN(r.walEnd.Load()) >= end })
+	r.end(t)
+}
+
+// A full window stops the reading and not the status.
+func TestStream_readsNothingWithoutRoomAndKeepsTheConnectionAlive(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	r := read(t, db, true)
+	insert(db, "e")
+	replies := func() string {
+		return db.Text(`SELECT coalesce(max(r.reply_time)::text, '') FROM pg_stat_replication r JOIN pg_replication_slots s ON s.active_pid = r.pid WHERE s.slot_name = $1`, db.Name)
+	}
+	before := replies()
+	eventually(t, "a status", func() bool { return replies() != before })
+	if got := r.messages.Load(); got != 0 {
+		t.Errorf("%d messages were read without room", got)
+	}
+	r.full.Store(false)
+	r.room <- struct{}{}
+	eventually(t, "the row", func() bool { return r.inserts.Load() == 1 })
+	r.end(t)
+}
+
+// F-43: what is confirmed between the soft stop and the end of the drain is told.
+func TestStream_tellsTheLastPositionBeforeItEnds(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	r := read(t, db, false)
+	insert(db, "e")
+	eventually(t, "the row", func() bool { return r.inserts.Load() == 1 })
+	end, err := event.ParseLSN(db.Text(`SELECT pg_current_wal_flush_lsn()::text`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.stop()
+	r.lsn.Store(uint64(end))
+	r.end(t)
+	if got := find(t, db, db.Name).Confirmed; got != end {
+		t.Errorf("the slot stands at %v when the stream has ended, want %v", got, end)
+	}
+}
+
+func TestStream_saysThatAnotherSessionReadsTheSlot(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	r := read(t, db, false)
+	insert(db, "e")
+	eventually(t, "the row", func() bool { return r.inserts.Load() == 1 })
+	if err := connect(t, db).Stream(t.Context(), r.options(t, db)); !errors.Is(err, wal.ErrSlotInUse) {
+		t.Errorf("second reader got %v, want ErrSlotInUse", err)
+	}
+	r.end(t)
+}
+
+func TestStream_calledOffBeforeItBeginsIsNoFault(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	r := read(t, db, false)
+	insert(db, "e")
+	eventually(t, "the row", func() bool { return r.inserts.Load() == 1 })
+	r.end(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := connect(t, db).Stream(ctx, r.options(t, db)); err != nil && !errors.Is(err, wal.ErrConnection) {
+		t.Errorf("got %v, want nil or ErrConnection", err)
+	}
+}
+
+// A session that is ended, or a server that crashes, is a lost connection and no riddle.
+func TestStream_tellsALostConnectionFromAFault(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	r := read(t, db, false)
+	db.Exec(`SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1`, db.Name)
+	if err := <-r.ended; !errors.Is(err, wal.ErrConnection) {
+		t.Errorf("got %v, want ErrConnection", err)
+	}
+}
+
+func TestConnect_saysWhichRightIsMissing(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	role := db.Name + "_role"
+	db.Exec(`CREATE ROLE ` + role + ` LOGIN PASSWORD 'secret'`)
+	t.Cleanup(func() { db.Exec(`DROP ROLE ` + role) })
+	dsn := db.DSN + " user=" + role + " password=secret"
+	if u, err := url.Parse(db.DSN); err == nil && u.Scheme != "" {
+		u.User = url.UserPassword(role, "secret")
+		dsn = u.String()
+	}
+	_, err := wal.Connect(t.Context(), dsn, "walpost/test")
+	wantSetup(t, err, `ALTER ROLE "`+role+`" REPLICATION`)
+}
+
+func TestConn_knowsItsServer(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	conn := connect(t, db)
+	if got, want := int64(conn.Version()), db.Int(`SELECT current_setting('server_version_num')::int / 10000`); got != want {
+		t.Errorf("version %d, want %d", got, want)
+	}
+	system, err := conn.Identify(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := db.Text(`SELECT system_identifier::text FROM pg_control_system()`); system.ID != want || system.Timeline != 1 {
+		t.Errorf("system %+v, want id %s, timeline 1", system, want)
+	}
+}
