@@ -1,0 +1,209 @@
+package relay_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/backendstart/walpost/internal/pgserver"
+	"github.com/backendstart/walpost/internal/relay"
+	"github.com/backendstart/walpost/internal/subscriber/subscribertest"
+	"github.com/backendstart/walpost/internal/testdb"
+)
+
+// once checks that each event was handed over once, and that none is missing.
+func once(t *testing.T, sub interface{ Calls() []subscribertest.Call }, want []string) {
+	t.Helper()
+	if got := ids(sub.Calls()); !same(got, want) {
+		t.Errorf("handed over %v, want each of these once: %v", got, want)
+	}
+}
+
+// The walsender is ended while events are delivered, open and still to be read.
+func TestRelay_comesBackWhenItsSessionIsEnded(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	handle, release := blockingOne("open")
+	sub := keeping(handle)
+	o := options(t, db, sub)
+	o.Subscriptions[0].Lane.Timeout = time.Minute
+	r := streaming(t, o)
+	insert(db, "first", "a")
+	eventually(t, "the slot has passed the first event", passed(t, db, sub.await(t, "first")))
+	insert(db, "open", "open")
+	sub.await(t, "open")
+	want := []string{"first", "open"}
+	for round := range 3 {
+		batch := numbered(fmt.Sprintf("round-%d", round), 20)
+		want = append(want, batch...)
+		insertAll(db, "a", batch[:10])
+		db.Exec(`SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1`, db.Name)
+		insertAll(db, "a", batch[10:])
+		sub.AwaitCalls(t, len(want))
+		r.awaitStreaming()
+	}
+	if got := stateOfRow(db, "open"); got != "unmarked" {
+		t.Errorf("the open event is %s", got)
+	}
+	once(t, sub, want)
+	release()
+	eventually(t, "all marks", func() bool { return unmarked(db) == 0 })
+	if got := metric(t, o, "walpost_reconnects_total", ""); got < 3 {
+		t.Errorf("%v reconnects were counted, want 3", got)
+	}
+	r.shutDown()
+	once(t, sub, want)
+	if got := stillToCome(db); got != 0 {
+		t.Errorf("the server would send %d rows again", got)
+	}
+}
+
+func stateOfRow(db *testdb.DB, id string) string {
+	return db.Text(`SELECT CASE WHEN published_at IS NULL THEN 'unmarked' ELSE 'marked' END FROM outbox WHERE event_id = $1`, id)
+}
+
+// The session ends in the middle of a transaction that does not fit into the window.
+func TestRelay_goesOnInTheMiddleOfATransaction(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	blocked := subscribertest.Blocking()
+	o := options(t, db, blocked)
+	o.Window.Events = 20
+	o.Subscriptions[0].Lane.Timeout = time.Minute
+	r := streaming(t, o)
+	db.Exec(`INSERT INTO outbox (event_id, event_type, partition_key, payload)
+		SELECT 'e-' || n, 'lesson.completed', 'one', '{}' FROM generate_series(0, 99) n`)
+	eventually(t, "a full window", func() bool { return r.Progress().OpenEvents == 20 })
+	db.Exec(`SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1`, db.Name)
+	blocked.Release()
+	blocked.AwaitDelivered(t, 100)
+	eventually(t, "all marks", func() bool { return unmarked(db) == 0 })
+	r.shutDown()
+	if got, want := ids(blocked.Calls()), numbered("e", 100); !slices.Equal(got, want) {
+		t.Errorf("handed over %v, want %v", got, want)
+	}
+}
+
+// A fast stop of the server must not wait for an event that nobody can finish.
+func TestRelay_letsPostgresStopWhileAnEventIsOpen(t *testing.T) {
+	t.Parallel()
+	server := testdb.NewServer(t, nil)
+	db := testdb.On(t, server)
+	handle, release := blockingOne("open")
+	sub := keeping(handle)
+	o := options(t, db, sub)
+	o.Subscriptions[0].Lane.Timeout = time.Minute
+	r := streaming(t, o)
+	insert(db, "open", "a")
+	open := sub.await(t, "open")
+	begun := time.Now()
+	// Restart fails when a fast stop takes longer than ten seconds.
+	if err := server.Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("stop and start took %v", time.Since(begun))
+	db.Pool.Reset()
+	if got := confirmed(t, db); got > open.Position.Commit {
+		t.Errorf("confirmed %v, beyond the open event at %v", got, open.Position.Commit)
+	}
+	r.awaitStreaming()
+	insert(db, "after", "b")
+	sub.await(t, "after")
+	release()
+	eventually(t, "all marks", func() bool { return unmarked(db) == 0 })
+	eventually(t, "the slot has passed the event", passed(t, db, open))
+	once(t, sub, []string{"open", "after"})
+}
+
+// The server goes away under load, politely and not.
+func TestRelay_losesAndRepeatsNothingWhenTheServerRestarts(t *testing.T) {
+	for name, restart := range map[string]func(context.Context, *pgserver.Server) error{
+		"fast stop": func(ctx context.Context, s *pgserver.Server) error { return s.Restart(ctx) },
+		"crash": func(ctx context.Context, s *pgserver.Server) error {
+			if err := s.Kill(ctx); err != nil {
+				return err
+			}
+			return s.StartAgain(ctx)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := testdb.NewServer(t, nil)
+			db := testdb.On(t, server)
+			sub := keeping(nil)
+			r := streaming(t, options(t, db, sub))
+			var want []string
+			for round := range 2 {
+				before, after := numbered(fmt.Sprintf("before-%d", round), 50), numbered(fmt.Sprintf("after-%d", round), 50)
+				insertAll(db, "a", before)
+				if err := restart(t.Context(), server); err != nil {
+					t.Fatal(err)
+				}
+				db.Pool.Reset()
+				insertAll(db, "a", after)
+				want = append(append(want, before...), after...)
+				sub.AwaitDelivered(t, len(want))
+			}
+			eventually(t, "all marks", func() bool { return unmarked(db) == 0 })
+			r.shutDown()
+			if got := ids(sub.Calls()); !slices.Equal(got, want) {
+				t.Errorf("handed over %v, want %v", got, want)
+			}
+			if got := stillToCome(db); got != 0 {
+				t.Errorf("the server would send %d rows again", got)
+			}
+		})
+	}
+}
+
+// A change of the publication leaves a hole in the stream that no message tells of.
+func TestRelay_stopsWithWordsWhenThePublicationChangesWhileItStreams(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string][]string{
+		"table taken off and put back": {`ALTER PUBLICATION walpost DROP TABLE outbox`, `ALTER PUBLICATION walpost ADD TABLE outbox`},
+		"dropped and made anew":        {`DROP PUBLICATION walpost`, `CREATE PUBLICATION walpost FOR TABLE outbox WITH (publish = 'insert')`},
+		"updates published as well":    {`ALTER PUBLICATION walpost SET (publish = 'insert, update')`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := testdb.New(t)
+			sub := keeping(nil)
+			r := streaming(t, options(t, db, sub))
+			insert(db, "before", "a")
+			eventually(t, "the slot has passed the event", passed(t, db, sub.await(t, "before")))
+			for _, sql := range change {
+				db.Exec(sql)
+			}
+			wantWords(t, r.refused(), "publication", "changed", "pg_drop_replication_slot")
+			if h := r.Health(); h.Ready || h.State != relay.Stopped || len(h.Problems) == 0 {
+				t.Errorf("health %+v, want stopped with a reason", h)
+			}
+		})
+	}
+}
+
+// A frozen server is no server that is gone: nothing is lost or repeated when it thaws.
+func TestRelay_outlivesAFrozenServer(t *testing.T) {
+	t.Parallel()
+	server := testdb.NewServer(t, nil)
+	db := testdb.On(t, server)
+	sub := keeping(nil)
+	r := streaming(t, options(t, db, sub))
+	insertAll(db, "a", numbered("before", 10))
+	sub.AwaitDelivered(t, 10)
+	if err := server.Freeze(); err != nil {
+		t.Fatal(err)
+	}
+	// Long enough for a status to be due: how long nobody answers is what this test is about.
+	time.Sleep(4 * time.Second)
+	if err := server.Thaw(); err != nil {
+		t.Fatal(err)
+	}
+	insertAll(db, "a", numbered("after", 10))
+	sub.AwaitDelivered(t, 20)
+	eventually(t, "all marks", func() bool { return unmarked(db) == 0 })
+	r.shutDown()
+	once(t, sub, append(numbered("before", 10), numbered("after", 10)...))
+}
