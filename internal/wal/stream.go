@@ -94,7 +94,7 @@ func (c *Conn) Stream(ctx context.Context, o StreamOptions) error {
 	}
 	switch {
 	case errors.Is(err, ErrShutdown):
-		s.leave()
+		_ = s.leave() // the server goes away whatever it answers
 		return err
 	case err != nil:
 		return postgres.Mask(fmt.Errorf("read slot %q: %w", o.Slot, err), c.dsn)
