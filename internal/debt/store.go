@@ -1,56 +1,71 @@
 // Package debt keeps what is owed in the table walpost.owed: deliveries that left the stream's hands and
-// are sent again later or wait for a person. It is the only room that knows this table's columns. Lanes
-// reach it through lane.Ower.
+// are sent again later, or wait for a person. It is the only room that writes this table. It decides
+// nothing: what becomes debt and when it is paid is told in package lane, which reaches it through
+// lane.Ower; who asks for a change by hand is package ops.
 package debt
 
 import (
 	"context"
 	"fmt"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/backendstart/walpost/internal/lane"
+	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/postgres"
 )
 
-// maxError is how many bytes of an error are kept with a delivery.
-const maxError = 4096
+const (
+	// maxError is how many bytes of an error are kept with a delivery: a receiver's answer can be long.
+	maxError = 4096
+	// maxRows and maxBytes bound one statement, and with it the memory of a large debt.
+	maxRows  = 1000
+	maxBytes = 4 << 20
+)
 
-// Store is the debt of one slot. It is safe for concurrent use.
+// Gone is why an event that was owed by reference cannot be sent any more.
+const Gone = "the outbox row is gone and no copy was kept"
+
+// Store is the debt of one slot. It is safe for concurrent use, also by other processes: people change
+// the debt while the relay pays it.
 type Store struct {
 	pool *pgxpool.Pool
 	slot string
+
+	mu     sync.Mutex
+	tables map[string]*outbox.Table // by source; guarded by mu
 }
 
-// NewStore returns the debt of a slot.
+var _ lane.Ower = (*Store)(nil)
+
+// NewStore returns the debt of a slot. Before Use it copies every event and marks no row.
 func NewStore(pool *pgxpool.Pool, slot string) *Store { return &Store{pool: pool, slot: slot} }
 
-// Dead records a dead letter with a copy of its event. It returns nil when that is committed and flushed.
-func (s *Store) Dead(ctx context.Context, subscriber string, letter lane.Owed) error {
-	ev := letter.Event
-	err := postgres.InTx(ctx, s.pool, func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, `
-			INSERT INTO walpost.owed (slot, subscriber, source, event_id, state, epoch, commit_lsn, ordinal,
-			    event_type, key, row_id, xid, committed_at, attempts, first_failure, last_failure, error,
-			    version, aggregate_type, aggregate_id, topic, revision, occurred_at, payload, headers)
-			VALUES ($1, $2, $3, $4, 'dead', $5, $6::text::pg_lsn, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16,
-			    $17, $18, $19, $20, $21, $22, $23, $24)
-			ON CONFLICT (slot, subscriber, source, event_id) DO UPDATE
-			SET state = 'dead', attempts = excluded.attempts, first_failure = excluded.first_failure,
-			    last_failure = excluded.last_failure, error = excluded.error, next_attempt = NULL`,
-			s.slot, subscriber, ev.Source, ev.ID, ev.Position.Epoch, ev.Position.Commit.String(), ev.Position.Ordinal,
-			text(ev.Type), text(ev.Key), ev.Row, int64(ev.XID), ev.CommittedAt, letter.Attempts,
-			letter.FirstFailure, letter.LastFailure, reason(letter.Err),
-			text(ev.Version), text(ev.AggregateType), text(ev.AggregateID), text(ev.Topic), text(ev.Revision),
-			text(ev.OccurredAt), raw(ev.Payload), raw(ev.Headers))
-		return err
-	})
-	if err != nil {
-		return fmt.Errorf("record event %q of %q as dead: %w", ev.ID, subscriber, err)
+// Use tells the sources' tables as they were last inspected: which rows a debt may point to, and where
+// they are marked.
+func (s *Store) Use(tables []*outbox.Table) {
+	bySource := make(map[string]*outbox.Table, len(tables))
+	for _, table := range tables {
+		bySource[table.Source.Name] = table
 	}
-	return nil
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.tables = bySource
+}
+
+// current returns the tables by source. The map is not changed any more.
+func (s *Store) current() map[string]*outbox.Table {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.tables
+}
+
+func (s *Store) inTx(ctx context.Context, fn func(pgx.Tx) error) error {
+	return postgres.InTx(ctx, s.pool, fn)
 }
 
 // Count is a number of owed deliveries.
@@ -59,10 +74,11 @@ type Count struct {
 	Number            int64
 }
 
-// Counts tells how much each subscriber is owed, by state.
+// Counts tells how much each subscriber is owed, by state. It reads an index over everything owed.
 func (s *Store) Counts(ctx context.Context) ([]Count, error) {
 	rows, err := s.pool.Query(ctx, `
-		SELECT subscriber, state, count(*) FROM walpost.owed WHERE slot = $1 AND state <> 'paid' GROUP BY 1, 2`, s.slot)
+		SELECT subscriber, state, count(*) FROM walpost.owed
+		WHERE slot = $1 AND state IN ('waiting', 'dead') GROUP BY 1, 2 ORDER BY 1, 2`, s.slot)
 	if err != nil {
 		return nil, fmt.Errorf("count owed deliveries: %w", err)
 	}
@@ -73,9 +89,9 @@ func (s *Store) Counts(ctx context.Context) ([]Count, error) {
 	return counts, nil
 }
 
-// reason is what is kept of an error: Postgres stores no NUL, and a receiver's answer can be long.
-func reason(err string) string {
-	s := text(err)
+// reason is what is kept of an error.
+func reason(s string) string {
+	s = text(s)
 	if len(s) > maxError {
 		s = strings.ToValidUTF8(s[:maxError], "")
 	}
@@ -84,14 +100,30 @@ func reason(err string) string {
 
 // text makes a string that Postgres can store out of one that came from anywhere.
 func text(s string) string {
-	return strings.ToValidUTF8(strings.ReplaceAll(s, "\x00", ""), "�")
+	return strings.ToValidUTF8(strings.ReplaceAll(s, "\x00", ""), "\uFFFD")
 }
 
-// raw passes JSON text through; nil is NULL.
-func raw(b []byte) *string {
+// body passes the text of a payload or of headers through; nil is NULL.
+func body(b []byte) *string {
 	if b == nil {
 		return nil
 	}
 	s := string(b)
 	return &s
+}
+
+// known turns the zero time into NULL.
+func known(t time.Time) *time.Time {
+	if t.IsZero() {
+		return nil
+	}
+	return &t
+}
+
+// or turns NULL into the zero time, and all others into UTC.
+func or(t *time.Time) time.Time {
+	if t == nil {
+		return time.Time{}
+	}
+	return t.UTC()
 }

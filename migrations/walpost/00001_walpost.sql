@@ -37,7 +37,7 @@ CREATE TABLE walpost.subscribers (
 );
 
 -- Deliveries that are not in the stream's hands any more: waiting is sent by itself later, dead waits
--- for a person, paid was sent and stays only until the stream is past it.
+-- for a person, paid was sent or discarded and stays only until the stream is past it.
 -- The event is copied, except where only walpost's own retention deletes outbox rows (copied = false):
 -- there row_id points to it. Payload and headers are TEXT: what Postgres sent comes back byte for byte.
 CREATE TABLE walpost.owed (
@@ -53,12 +53,15 @@ CREATE TABLE walpost.owed (
     key            TEXT        NOT NULL,
     row_id         TEXT        NOT NULL DEFAULT '',
     xid            BIGINT      NOT NULL DEFAULT 0,
-    committed_at   TIMESTAMPTZ NOT NULL,
-    attempts       INT         NOT NULL DEFAULT 0,
+    committed_at   TIMESTAMPTZ,                           -- NULL where the server does not know it
+    attempts       INT         NOT NULL DEFAULT 0,        -- failed ones
     next_attempt   TIMESTAMPTZ,
     first_failure  TIMESTAMPTZ,
     last_failure   TIMESTAMPTZ,
     error          TEXT        NOT NULL DEFAULT '',
+    invalid        TEXT        NOT NULL DEFAULT '',       -- why the row is no valid event
+    size           INT         NOT NULL DEFAULT 0,        -- bytes that the event takes in memory
+    mark           BOOLEAN     NOT NULL DEFAULT false,    -- paid, and the outbox row is still to be marked
     copied         BOOLEAN     NOT NULL DEFAULT true,
     version        TEXT        NOT NULL DEFAULT '',
     aggregate_type TEXT        NOT NULL DEFAULT '',
@@ -69,10 +72,19 @@ CREATE TABLE walpost.owed (
     payload        TEXT,
     headers        TEXT,
     recorded_at    TIMESTAMPTZ NOT NULL DEFAULT now(),
-    PRIMARY KEY (slot, subscriber, source, event_id)
+    -- The event comes before the subscriber: is anything of this event still owed?
+    PRIMARY KEY (slot, event_id, source, subscriber)
+) WITH (
+    -- A queue: a fifth of a large one would be a long time to wait for the removal of what was paid.
+    autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 1000,
+    autovacuum_analyze_scale_factor = 0.02
 );
-CREATE INDEX owed_in_order ON walpost.owed (slot, subscriber, epoch, commit_lsn, ordinal) WHERE state = 'waiting';
-CREATE INDEX owed_by_event ON walpost.owed (slot, source, event_id);
+-- One index for each state, so that only a statement that names the state can use it: with statistics of
+-- an hour ago, when the table was empty, one of a whole subscriber looks as good for finding a single
+-- delivery as the primary key, and reads everything that is owed for each.
+CREATE INDEX owed_waiting ON walpost.owed (slot, subscriber, epoch, commit_lsn, ordinal) WHERE state = 'waiting';
+CREATE INDEX owed_dead ON walpost.owed (slot, subscriber, epoch, commit_lsn, ordinal) WHERE state = 'dead';
+CREATE INDEX owed_paid ON walpost.owed (slot, subscriber, epoch, commit_lsn, ordinal) WHERE state = 'paid';
 
 -- The effect of (subscriber, event) is in the database: written in the transaction of the effect.
 CREATE TABLE walpost.inbox (

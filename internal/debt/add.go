@@ -1,0 +1,150 @@
+package debt
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/lane"
+	"github.com/backendstart/walpost/internal/outbox"
+)
+
+// maxNoted is how many event ids an audit row lists.
+const maxNoted = 100
+
+// Add makes events of the outbox tables owed to a subscriber, waiting or dead, and returns how many
+// deliveries it added or changed. They are sent before what the stream still brings, in the order of
+// their tables.
+//
+// With lane.StateDead it also ends waiting deliveries: that is how a person ends an outage. What is owed
+// already stays as it is otherwise. All of it happens, or nothing; more than a thousand events are refused,
+// because they are held in memory to bring them into order.
+func (s *Store) Add(ctx context.Context, subscriber string, eventIDs []string, state lane.State, who, why string) (int, error) {
+	if state != lane.StateWaiting && state != lane.StateDead {
+		return 0, fmt.Errorf("add owed events: state %q: it must be %s or %s", state, lane.StateWaiting, lane.StateDead)
+	}
+	if len(eventIDs) > maxRows {
+		return 0, fmt.Errorf("add owed events: %d are too many at once: name at most %d, the older ones first", len(eventIDs), maxRows)
+	}
+	eventIDs = slices.Compact(slices.Sorted(slices.Values(eventIDs)))
+	total := 0
+	err := s.inTx(ctx, func(tx pgx.Tx) error {
+		position, err := s.behindTheStream(ctx, tx, subscriber)
+		if err != nil {
+			return err
+		}
+		total, err = s.add(ctx, tx, subscriber, eventIDs, state, position, fmt.Sprintf("made dead by %s: %s", who, why))
+		if err != nil {
+			return err
+		}
+		facts := map[string]any{"subscriber": subscriber, "state": state, "deliveries": total, "events": eventIDs[:min(len(eventIDs), maxNoted)]}
+		_, err = s.audit(ctx, tx, who, "add", facts, why)
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("add owed events for %q: %w", subscriber, err)
+	}
+	return total, nil
+}
+
+func (s *Store) add(ctx context.Context, tx pgx.Tx, subscriber string, ids []string, state lane.State, position event.Position, why string) (int, error) {
+	recorded, err := collect(tx.Query(ctx, `
+		SELECT `+rowColumns+bodyColumns+` FROM walpost.owed o
+		WHERE o.slot = $1 AND o.subscriber = $2 AND o.event_id = ANY ($3) ORDER BY o.event_id, o.source FOR UPDATE`, s.slot, subscriber, ids))
+	if err != nil {
+		return 0, err
+	}
+	type ref struct{ source, id string }
+	there := make(map[ref]bool)
+	for _, row := range recorded {
+		there[ref{row.Event.Source, row.Event.ID}] = true
+	}
+	changed := 0
+	if state == lane.StateDead {
+		ended := slices.DeleteFunc(recorded, func(row Row) bool { return row.State != lane.StateWaiting })
+		if err := s.fill(ctx, tx, ended); err != nil {
+			return 0, err
+		}
+		for _, row := range ended {
+			row.Err = why
+			if err := s.recordDead(ctx, tx, subscriber, row.Owed); err != nil {
+				return 0, err
+			}
+			changed++
+		}
+	}
+	var added []lane.Owed
+	for _, table := range s.sorted() {
+		events, err := table.Find(ctx, tx, ids)
+		if err != nil {
+			return 0, err
+		}
+		for _, e := range events {
+			if there[ref{e.Source, e.ID}] {
+				continue
+			}
+			e.Position = position
+			position.Ordinal++
+			added = append(added, lane.Owed{Event: e})
+		}
+	}
+	if state == lane.StateWaiting {
+		return len(added), s.RecordWaiting(ctx, tx, subscriber, added)
+	}
+	for _, letter := range added {
+		letter.Err = why
+		if err := s.recordDead(ctx, tx, subscriber, letter); err != nil {
+			return 0, err
+		}
+	}
+	return changed + len(added), nil
+}
+
+// behindTheStream is the first free position before all that the stream still brings: those of a repair
+// stand there, too. (POSTGRES §1)
+func (s *Store) behindTheStream(ctx context.Context, tx pgx.Tx, subscriber string) (event.Position, error) {
+	var position event.Position
+	var confirmed string
+	err := tx.QueryRow(ctx, `SELECT epoch, confirmed::text FROM walpost.slots WHERE slot = $1`, s.slot).Scan(&position.Epoch, &confirmed)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return position, fmt.Errorf("slot %q is not known in this database: start the relay first, or name the right slot", s.slot)
+	}
+	if err != nil {
+		return position, err
+	}
+	if position.Commit, err = event.ParseLSN(confirmed); err != nil {
+		return position, err
+	}
+	if position.Commit > 0 {
+		position.Commit--
+	}
+	// The lock keeps two people from taking the same positions.
+	var locked string
+	err = tx.QueryRow(ctx, `SELECT name FROM walpost.subscribers WHERE slot = $1 AND name = $2 FOR UPDATE`, s.slot, subscriber).Scan(&locked)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return position, unknown(subscriber)
+	}
+	if err != nil {
+		return position, err
+	}
+	err = tx.QueryRow(ctx, `
+		SELECT coalesce(max(ordinal) + 1, 0) FROM walpost.owed WHERE slot = $1 AND subscriber = $2
+		AND epoch = $3 AND commit_lsn = $4::text::pg_lsn`,
+		s.slot, subscriber, position.Epoch, position.Commit.String()).Scan(&position.Ordinal)
+	return position, err
+}
+
+// sorted returns the tables in the order of their sources' names.
+func (s *Store) sorted() []*outbox.Table {
+	var tables []*outbox.Table
+	for _, table := range s.current() {
+		tables = append(tables, table)
+	}
+	slices.SortFunc(tables, func(a, b *outbox.Table) int { return strings.Compare(a.Source.Name, b.Source.Name) })
+	return tables
+}

@@ -1,0 +1,397 @@
+package debttest
+
+import (
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/lane"
+)
+
+const sub = "sub"
+
+// Run is the contract of lane.Ower. open returns an empty debt for the subscribers "sub" and "other", of
+// which events may be owed: if the debt points to rows, it has to make these first.
+func Run(t *testing.T, open func(t *testing.T, events []*event.Event) lane.Ower) {
+	for name, test := range map[string]func(*testing.T, *book){
+		"Record keeps everything about a delivery":             recordKeepsEverything,
+		"Record leaves what is recorded as it is":              recordLeavesWhatIsThere,
+		"Waiting gives the order of positions":                 waitingGivesTheOrder,
+		"Waiting begins after a position":                      waitingBeginsAfter,
+		"Waiting leaves keys out":                              waitingLeavesKeysOut,
+		"Waiting stops at rows and bytes, but gives one":       waitingStops,
+		"Waiting gives nothing where nothing waits":            waitingGivesNothing,
+		"Dead makes a dead letter of a waiting delivery":       deadOfAWaitingOne,
+		"Dead is called by several at once":                    deadAtOnce,
+		"Known tells the states":                               knownTellsTheStates,
+		"Paid removes what is secured":                         paidRemoves,
+		"Paid keeps what is beyond until secured reaches it":   paidKeepsWhatIsBeyond,
+		"Paid of what nobody recorded is no error":             paidOfNothing,
+		"Failed changes waiting deliveries only":               failedChangesWaiting,
+		"Load counts by key, up to a number of keys":           loadCounts,
+		"Load tells whether anything is beyond, in any state":  loadTellsBeyond,
+		"Blocked gives the keys of dead letters, each once":    blockedGivesKeys,
+		"Look tells the oldest":                                lookTellsTheOldest,
+		"subscribers and sources have nothing to do with each": subscribersAreApart,
+	} {
+		t.Run(name, func(t *testing.T) {
+			events := someEvents()
+			test(t, &book{lane.Ower(open(t, events)), t, events})
+		})
+	}
+}
+
+// book is an Ower whose errors fail the test, and events that may be owed in it.
+type book struct {
+	ower   lane.Ower
+	t      *testing.T
+	events []*event.Event // in the order of their positions
+}
+
+// someEvents are in order; the keys are a, b, a, b and so on.
+func someEvents() []*event.Event {
+	positions := []event.Position{
+		{Epoch: 1, Commit: 0x7F, Ordinal: 2}, {Epoch: 1, Commit: 0x80, Ordinal: 0}, {Epoch: 1, Commit: 0x80, Ordinal: 1},
+		{Epoch: 1, Commit: 0x80, Ordinal: 10}, {Epoch: 1, Commit: 0x16B374D848, Ordinal: 0}, {Epoch: 2, Commit: 0x10, Ordinal: 0},
+	}
+	var events []*event.Event
+	for i, position := range positions {
+		n := i + 1
+		events = append(events, &event.Event{
+			Source: "lessons", ID: fmt.Sprint("e", n), Type: "lesson.completed", Key: string(rune('a' + i%2)),
+			AggregateType: "lesson", AggregateID: fmt.Sprint(n), OccurredAt: "2024-03-10 06:30:00+00",
+			Payload: fmt.Appendf(nil, `{"n": %d.00}`, n), Headers: []byte(`{"correlation_id": "ü"}`),
+			Row: fmt.Sprint(n), Position: position, XID: uint32(700 + n),
+			CommittedAt: time.Date(2024, 3, 10, 6, 30, n, 123456000, time.UTC),
+		})
+	}
+	return events
+}
+
+func (b *book) ok(err error) {
+	b.t.Helper()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func (b *book) record(events ...*event.Event) {
+	b.t.Helper()
+	var owed []lane.Owed
+	for _, e := range events {
+		owed = append(owed, lane.Owed{Event: e})
+	}
+	b.ok(b.ower.Record(b.t.Context(), sub, owed))
+}
+
+func (b *book) dead(e *event.Event) {
+	b.t.Helper()
+	b.ok(b.ower.Dead(b.t.Context(), sub, lane.Owed{Event: e, Attempts: 12, Err: "no"}))
+}
+
+func (b *book) pay(secured event.Position, events ...*event.Event) {
+	b.t.Helper()
+	var paid []lane.Paid
+	for _, e := range events {
+		paid = append(paid, lane.Paid{Event: e})
+	}
+	b.ok(b.ower.Paid(b.t.Context(), sub, paid, secured))
+}
+
+func (b *book) waiting(query lane.Query) []lane.Owed {
+	b.t.Helper()
+	owed, err := b.ower.Waiting(b.t.Context(), sub, query)
+	b.ok(err)
+	return owed
+}
+
+var all = lane.Query{Limit: 100}
+
+func (b *book) wantWaiting(query lane.Query, want ...string) {
+	b.t.Helper()
+	var got []string
+	for _, o := range b.waiting(query) {
+		got = append(got, o.Event.ID)
+	}
+	if !slices.Equal(got, want) {
+		b.t.Errorf("waiting: got %q, want %q", got, want)
+	}
+}
+
+func (b *book) wantKnown(want map[int]lane.State) {
+	b.t.Helper()
+	got, err := b.ower.Known(b.t.Context(), sub, b.events)
+	b.ok(err)
+	if !maps.Equal(got, want) {
+		b.t.Errorf("known: got %v, want %v", got, want)
+	}
+}
+
+func (b *book) load(secured event.Position, maxKeys int) lane.Debt {
+	b.t.Helper()
+	debt, err := b.ower.Load(b.t.Context(), sub, secured, maxKeys)
+	b.ok(err)
+	return debt
+}
+
+func recordKeepsEverything(t *testing.T, b *book) {
+	at := time.Date(2024, 3, 11, 1, 2, 3, 4000, time.UTC)
+	want := []lane.Owed{
+		{Event: b.events[0], Attempts: 3, FirstFailure: at, LastFailure: at.Add(time.Hour), NextAttempt: at.Add(2 * time.Hour), Err: "503 ü"},
+		{Event: b.events[1]},
+	}
+	b.ok(b.ower.Record(t.Context(), sub, want))
+	got := b.waiting(all)
+	if len(got) != len(want) {
+		t.Fatalf("got %d deliveries, want %d", len(got), len(want))
+	}
+	for i := range want {
+		if !reflect.DeepEqual(got[i].Event, want[i].Event) {
+			t.Errorf("event: got\n%+v, want\n%+v", got[i].Event, want[i].Event)
+		}
+		got[i].Event = want[i].Event
+		if !reflect.DeepEqual(got[i], want[i]) {
+			t.Errorf("delivery: got\n%+v, want\n%+v", got[i], want[i])
+		}
+	}
+}
+
+func recordLeavesWhatIsThere(t *testing.T, b *book) {
+	b.ok(b.ower.Record(t.Context(), sub, []lane.Owed{{Event: b.events[0], Attempts: 3}}))
+	b.dead(b.events[1])
+	b.record(b.events[2])
+	b.pay(event.Position{}, b.events[2])
+	b.record(b.events[:4]...)
+	b.record(b.events[3], b.events[3])
+	b.wantKnown(map[int]lane.State{0: lane.StateWaiting, 1: lane.StateDead, 2: lane.StatePaid, 3: lane.StateWaiting})
+	b.wantWaiting(all, "e1", "e4")
+	if got := b.waiting(all)[0].Attempts; got != 3 {
+		t.Errorf("attempts: got %d, want 3 as before", got)
+	}
+	b.ok(b.ower.Record(t.Context(), sub, nil))
+}
+
+func waitingGivesTheOrder(t *testing.T, b *book) {
+	for _, i := range []int{4, 2, 5, 0} {
+		b.record(b.events[i])
+	}
+	b.record(b.events[3], b.events[1])
+	b.wantWaiting(all, "e1", "e2", "e3", "e4", "e5", "e6")
+}
+
+func waitingBeginsAfter(t *testing.T, b *book) {
+	b.record(b.events...)
+	b.wantWaiting(lane.Query{After: b.events[2].Position, Limit: 2}, "e4", "e5")
+	between := b.events[2].Position
+	between.Ordinal++
+	b.wantWaiting(lane.Query{After: between, Limit: 1}, "e4")
+	b.wantWaiting(lane.Query{After: b.events[5].Position, Limit: 1})
+}
+
+func waitingLeavesKeysOut(t *testing.T, b *book) {
+	b.record(b.events...)
+	b.wantWaiting(lane.Query{Without: []string{"a", "nobody's"}, Limit: 2}, "e2", "e4")
+	b.wantWaiting(lane.Query{Without: []string{"a", "b"}, Limit: 2})
+	b.wantWaiting(lane.Query{Without: []string{}, Limit: 1}, "e1")
+}
+
+func waitingStops(t *testing.T, b *book) {
+	b.record(b.events...)
+	size := int64(b.events[0].Size())
+	b.wantWaiting(lane.Query{Limit: 2}, "e1", "e2")
+	b.wantWaiting(lane.Query{Limit: 100, Bytes: 1}, "e1")
+	b.wantWaiting(lane.Query{Limit: 100, Bytes: 2*size - 1}, "e1")
+	b.wantWaiting(lane.Query{Limit: 100, Bytes: 2 * size}, "e1", "e2")
+	b.wantWaiting(lane.Query{Limit: 2, Bytes: 1 << 30}, "e1", "e2")
+	b.wantWaiting(lane.Query{Limit: 100, Bytes: 1, After: b.events[3].Position}, "e5")
+}
+
+func waitingGivesNothing(t *testing.T, b *book) {
+	b.wantWaiting(all)
+	b.dead(b.events[0])
+	b.record(b.events[1])
+	b.pay(event.Position{}, b.events[1])
+	b.wantWaiting(all)
+}
+
+func deadOfAWaitingOne(t *testing.T, b *book) {
+	b.record(b.events[:2]...)
+	b.dead(b.events[0])
+	b.dead(b.events[0]) // once more changes nothing
+	b.dead(b.events[2])
+	b.wantWaiting(all, "e2")
+	b.wantKnown(map[int]lane.State{0: lane.StateDead, 1: lane.StateWaiting, 2: lane.StateDead})
+}
+
+func deadAtOnce(t *testing.T, b *book) {
+	b.record(b.events...)
+	var letters sync.WaitGroup
+	for _, e := range b.events {
+		letters.Go(func() {
+			if err := b.ower.Dead(t.Context(), sub, lane.Owed{Event: e, Err: "no"}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	letters.Wait()
+	b.wantWaiting(all)
+}
+
+func knownTellsTheStates(t *testing.T, b *book) {
+	b.record(b.events[1], b.events[3])
+	b.dead(b.events[2])
+	b.pay(event.Position{}, b.events[3])
+	b.wantKnown(map[int]lane.State{1: lane.StateWaiting, 2: lane.StateDead, 3: lane.StatePaid})
+	none, err := b.ower.Known(t.Context(), sub, nil)
+	b.ok(err)
+	if len(none) != 0 {
+		t.Errorf("of no events: got %v", none)
+	}
+}
+
+func paidRemoves(t *testing.T, b *book) {
+	b.record(b.events[:3]...)
+	b.dead(b.events[3]) // by a person, while it was delivered
+	b.pay(b.events[4].Position, b.events[0], b.events[1], b.events[3])
+	b.wantKnown(map[int]lane.State{2: lane.StateWaiting})
+	b.wantWaiting(all, "e3")
+	b.record(b.events[0])
+	b.wantWaiting(all, "e1", "e3")
+}
+
+func paidKeepsWhatIsBeyond(t *testing.T, b *book) {
+	b.record(b.events...)
+	b.pay(b.events[1].Position, b.events[1], b.events[2], b.events[3])
+	b.wantKnown(map[int]lane.State{0: lane.StateWaiting, 2: lane.StatePaid, 3: lane.StatePaid, 4: lane.StateWaiting, 5: lane.StateWaiting})
+	b.wantWaiting(all, "e1", "e5", "e6")
+	b.pay(b.events[2].Position)
+	b.wantKnown(map[int]lane.State{0: lane.StateWaiting, 3: lane.StatePaid, 4: lane.StateWaiting, 5: lane.StateWaiting})
+	b.pay(b.events[5].Position, b.events[0])
+	b.wantKnown(map[int]lane.State{4: lane.StateWaiting, 5: lane.StateWaiting})
+}
+
+func paidOfNothing(t *testing.T, b *book) {
+	b.pay(b.events[5].Position, b.events[0])
+	b.pay(event.Position{}, b.events[1])
+	b.wantKnown(map[int]lane.State{})
+}
+
+func failedChangesWaiting(t *testing.T, b *book) {
+	at := time.Date(2024, 3, 11, 1, 2, 3, 0, time.UTC)
+	b.record(b.events[:2]...)
+	b.dead(b.events[1])
+	var failed []lane.Owed
+	for _, e := range b.events[:3] {
+		failed = append(failed, lane.Owed{Event: e, Attempts: 5, FirstFailure: at, LastFailure: at, NextAttempt: at.Add(time.Minute), Err: "again"})
+	}
+	b.ok(b.ower.Failed(t.Context(), sub, failed))
+	b.wantKnown(map[int]lane.State{0: lane.StateWaiting, 1: lane.StateDead})
+	got := b.waiting(all)[0]
+	got.Event = b.events[0]
+	if !reflect.DeepEqual(got, failed[0]) {
+		t.Errorf("got %+v, want %+v", got, failed[0])
+	}
+	b.ok(b.ower.Failed(t.Context(), sub, nil))
+}
+
+func loadCounts(t *testing.T, b *book) {
+	if got := b.load(event.Position{}, 10); len(got.Keys) != 0 || got.Keys == nil || got.More || got.Beyond || got.Paused {
+		t.Errorf("of nothing: got %+v", got)
+	}
+	b.record(b.events[:5]...)
+	b.dead(b.events[5])
+	b.pay(event.Position{}, b.events[4])
+	want := map[string]int{"a": 2, "b": 2}
+	if got := b.load(event.Position{}, 2); got.More || !maps.Equal(got.Keys, want) {
+		t.Errorf("got %+v, want %v", got, want)
+	}
+	if got := b.load(event.Position{}, 1); !got.More || got.Keys != nil {
+		t.Errorf("of more keys than asked for: got %+v, want only that there are more", got)
+	}
+}
+
+func loadTellsBeyond(t *testing.T, b *book) {
+	b.record(b.events[0], b.events[1])
+	b.dead(b.events[2])
+	b.pay(event.Position{}, b.events[1])
+	for i, want := range []bool{true, true, false, false} {
+		if got := b.load(b.events[i].Position, 10).Beyond; got != want {
+			t.Errorf("beyond %v: got %t, want %t", b.events[i].Position, got, want)
+		}
+	}
+	b.record(b.events[5])
+	if !b.load(b.events[4].Position, 10).Beyond {
+		t.Error("a waiting one beyond secured is not told")
+	}
+	b.pay(event.Position{}, b.events[5])
+	if !b.load(b.events[4].Position, 10).Beyond {
+		t.Error("a paid one beyond secured is not told")
+	}
+}
+
+func blockedGivesKeys(t *testing.T, b *book) {
+	blocked := func() []string {
+		t.Helper()
+		keys, err := b.ower.Blocked(t.Context(), sub)
+		b.ok(err)
+		return keys
+	}
+	b.record(b.events[1])
+	if got := blocked(); len(got) != 0 {
+		t.Errorf("without a dead letter: got %q", got)
+	}
+	b.dead(b.events[0])
+	b.dead(b.events[2])
+	if got, want := blocked(), []string{"a"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func lookTellsTheOldest(t *testing.T, b *book) {
+	look := func() lane.Look {
+		t.Helper()
+		look, err := b.ower.Look(t.Context(), sub)
+		b.ok(err)
+		return look
+	}
+	if got := look(); got != (lane.Look{}) {
+		t.Errorf("of nothing: got %+v", got)
+	}
+	b.record(b.events[1:]...)
+	b.dead(b.events[0])
+	for _, e := range b.events[1:] {
+		if got, want := look(), (lane.Look{Any: true, Oldest: e.Position, OldestAt: e.CommittedAt}); got != want {
+			t.Errorf("got %+v, want %+v", got, want)
+		}
+		b.pay(b.events[2].Position, e)
+	}
+	if got := look(); got.Any {
+		t.Errorf("after all is paid: got %+v", got)
+	}
+}
+
+func subscribersAreApart(t *testing.T, b *book) {
+	foreign := *b.events[0]
+	foreign.Source, foreign.Row, foreign.Position = "messages", "", event.Position{Epoch: 1, Commit: 0x100}
+	b.record(b.events[0], &foreign)
+	b.ok(b.ower.Record(t.Context(), "other", []lane.Owed{{Event: b.events[0]}, {Event: b.events[1]}}))
+	b.wantWaiting(all, "e1", "e1")
+	b.pay(b.events[5].Position, b.events[0])
+	b.wantWaiting(all, "e1")
+	if got := b.waiting(all)[0].Event.Source; got != "messages" {
+		t.Errorf("source: got %q, want messages", got)
+	}
+	if got := b.load(event.Position{}, 10).Keys; !maps.Equal(got, map[string]int{"a": 1}) {
+		t.Errorf("keys: got %v, want one of a", got)
+	}
+	others, err := b.ower.Waiting(t.Context(), "other", all)
+	b.ok(err)
+	if len(others) != 2 {
+		t.Errorf("of the other subscriber: got %d, want 2", len(others))
+	}
+}

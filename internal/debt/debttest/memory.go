@@ -1,0 +1,328 @@
+// Package debttest is for tests of whoever owes: Memory is a debt without a database, for virtual time
+// and models, and Run holds it and debt.Store to the same contract.
+package debttest
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/lane"
+)
+
+// Memory is a lane.Ower that forgets everything with the process. It is safe for concurrent use, starts
+// nothing and has no clock, so it belongs into a synctest bubble as into any other test.
+type Memory struct {
+	mu          sync.Mutex
+	subscribers map[string]*account // guarded by mu
+	marked      map[identity]int    // attempts of marked events; guarded by mu
+	fail        []error             // of the next calls; guarded by mu
+}
+
+var _ lane.Ower = (*Memory)(nil)
+
+// identity is what an event is known by.
+type identity struct{ source, id string }
+
+func of(e *event.Event) identity { return identity{e.Source, e.ID} }
+
+// account is what one subscriber is owed.
+type account struct {
+	rows    map[identity]*row
+	order   []*row            // all of them, by position
+	paid    map[identity]*row // those that are paid
+	secured event.Position
+	paused  bool
+}
+
+type row struct {
+	lane.Owed
+	state lane.State
+}
+
+// NewMemory returns an empty debt.
+func NewMemory() *Memory {
+	return &Memory{subscribers: make(map[string]*account), marked: make(map[identity]int)}
+}
+
+// FailNext lets the next calls of the interface, one for each error, change nothing and return it.
+func (m *Memory) FailNext(errs ...error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.fail = append(m.fail, errs...)
+}
+
+// Pause sets whether a person has paused the subscriber.
+func (m *Memory) Pause(subscriber string, paused bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.of(subscriber).paused = paused
+}
+
+// Discard removes a delivery, as a person would.
+func (m *Memory) Discard(subscriber string, e *event.Event) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.of(subscriber).remove(of(e))
+}
+
+// Owed returns the subscriber's deliveries in a state, in the order of their positions.
+func (m *Memory) Owed(subscriber string, state lane.State) []lane.Owed {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.of(subscriber).in(state)
+}
+
+// Secured returns the highest position that Paid was given.
+func (m *Memory) Secured(subscriber string) event.Position {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.of(subscriber).secured
+}
+
+// Marked tells whether Paid has marked the event's row, and the attempts added to it.
+func (m *Memory) Marked(e *event.Event) (attempts int, marked bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	attempts, marked = m.marked[of(e)]
+	return attempts, marked
+}
+
+// Load implements lane.Ower.
+func (m *Memory) Load(ctx context.Context, subscriber string, secured event.Position, maxKeys int) (lane.Debt, error) {
+	defer m.mu.Unlock()
+	if err := m.begin(ctx); err != nil {
+		return lane.Debt{}, err
+	}
+	a := m.of(subscriber)
+	debt := lane.Debt{Keys: make(map[string]int), Paused: a.paused}
+	for _, r := range a.order {
+		debt.Beyond = debt.Beyond || r.Event.Position.Compare(secured) > 0
+		if r.state == lane.StateWaiting {
+			debt.Keys[r.Event.Key]++
+		}
+	}
+	if debt.More = len(debt.Keys) > maxKeys; debt.More {
+		debt.Keys = nil
+	}
+	return debt, nil
+}
+
+// Record implements lane.Ower.
+func (m *Memory) Record(ctx context.Context, subscriber string, owed []lane.Owed) error {
+	defer m.mu.Unlock()
+	if err := m.begin(ctx); err != nil {
+		return err
+	}
+	a := m.of(subscriber)
+	for _, o := range owed {
+		if a.rows[of(o.Event)] == nil {
+			a.insert(&row{o, lane.StateWaiting})
+		}
+	}
+	return nil
+}
+
+// Dead implements lane.Ower.
+func (m *Memory) Dead(ctx context.Context, subscriber string, letter lane.Owed) error {
+	defer m.mu.Unlock()
+	if err := m.begin(ctx); err != nil {
+		return err
+	}
+	letter.NextAttempt = time.Time{}
+	a := m.of(subscriber)
+	a.remove(of(letter.Event))
+	a.insert(&row{letter, lane.StateDead})
+	return nil
+}
+
+// Waiting implements lane.Ower.
+func (m *Memory) Waiting(ctx context.Context, subscriber string, query lane.Query) ([]lane.Owed, error) {
+	defer m.mu.Unlock()
+	if err := m.begin(ctx); err != nil {
+		return nil, err
+	}
+	var owed []lane.Owed
+	size := int64(0)
+	a := m.of(subscriber)
+	for _, r := range a.order[a.after(query.After):] {
+		if r.state != lane.StateWaiting || slices.Contains(query.Without, r.Event.Key) {
+			continue
+		}
+		size += int64(r.Event.Size())
+		if len(owed) > 0 && (len(owed) >= query.Limit || query.Bytes > 0 && size > query.Bytes) {
+			break
+		}
+		owed = append(owed, r.Owed)
+	}
+	return owed, nil
+}
+
+// Known implements lane.Ower.
+func (m *Memory) Known(ctx context.Context, subscriber string, events []*event.Event) (map[int]lane.State, error) {
+	defer m.mu.Unlock()
+	if err := m.begin(ctx); err != nil {
+		return nil, err
+	}
+	states := make(map[int]lane.State)
+	for i, e := range events {
+		if r := m.of(subscriber).rows[of(e)]; r != nil {
+			states[i] = r.state
+		}
+	}
+	return states, nil
+}
+
+// Paid implements lane.Ower.
+func (m *Memory) Paid(ctx context.Context, subscriber string, paid []lane.Paid, secured event.Position) error {
+	defer m.mu.Unlock()
+	if err := m.begin(ctx); err != nil {
+		return err
+	}
+	a := m.of(subscriber)
+	for _, p := range paid {
+		if r := a.rows[of(p.Event)]; r != nil {
+			r.state = lane.StatePaid
+			a.paid[of(p.Event)] = r
+		}
+	}
+	for id, r := range a.paid {
+		if r.Event.Position.Compare(secured) <= 0 {
+			a.remove(id)
+		}
+	}
+	for _, p := range paid {
+		if p.Event.Row != "" && !p.Open && !m.owes(of(p.Event)) {
+			m.marked[of(p.Event)] += p.Attempts
+		}
+	}
+	if a.secured.Compare(secured) < 0 {
+		a.secured = secured
+	}
+	return nil
+}
+
+// Failed implements lane.Ower.
+func (m *Memory) Failed(ctx context.Context, subscriber string, owed []lane.Owed) error {
+	defer m.mu.Unlock()
+	if err := m.begin(ctx); err != nil {
+		return err
+	}
+	for _, o := range owed {
+		if r := m.of(subscriber).rows[of(o.Event)]; r != nil && r.state == lane.StateWaiting {
+			o.Event = r.Event
+			r.Owed = o
+		}
+	}
+	return nil
+}
+
+// Blocked implements lane.Ower.
+func (m *Memory) Blocked(ctx context.Context, subscriber string) ([]string, error) {
+	defer m.mu.Unlock()
+	if err := m.begin(ctx); err != nil {
+		return nil, err
+	}
+	var keys []string
+	for _, o := range m.of(subscriber).in(lane.StateDead) {
+		keys = append(keys, o.Event.Key)
+	}
+	return slices.Compact(slices.Sorted(slices.Values(keys))), nil
+}
+
+// Look implements lane.Ower.
+func (m *Memory) Look(ctx context.Context, subscriber string) (lane.Look, error) {
+	defer m.mu.Unlock()
+	if err := m.begin(ctx); err != nil {
+		return lane.Look{}, err
+	}
+	a := m.of(subscriber)
+	look := lane.Look{Paused: a.paused}
+	if i := slices.IndexFunc(a.order, func(r *row) bool { return r.state == lane.StateWaiting }); i >= 0 {
+		oldest := a.order[i].Event
+		look.Any, look.Oldest, look.OldestAt = true, oldest.Position, oldest.CommittedAt
+	}
+	return look, nil
+}
+
+// begin locks the mutex, which its caller unlocks, and returns why the call is to fail.
+func (m *Memory) begin(ctx context.Context) error {
+	m.mu.Lock()
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if len(m.fail) > 0 {
+		err := m.fail[0]
+		m.fail = m.fail[1:]
+		return err
+	}
+	return nil
+}
+
+// of returns a subscriber's account.
+func (m *Memory) of(subscriber string) *account {
+	a := m.subscribers[subscriber]
+	if a == nil {
+		a = &account{rows: make(map[identity]*row), paid: make(map[identity]*row)}
+		m.subscribers[subscriber] = a
+	}
+	return a
+}
+
+// owes tells whether anything of an event is owed to anybody.
+func (m *Memory) owes(id identity) bool {
+	for _, a := range m.subscribers {
+		if r := a.rows[id]; r != nil && r.state != lane.StatePaid {
+			return true
+		}
+	}
+	return false
+}
+
+// after is the index of the first row beyond a position.
+func (a *account) after(position event.Position) int {
+	i, _ := slices.BinarySearchFunc(a.order, position, func(r *row, p event.Position) int {
+		if r.Event.Position.Compare(p) <= 0 {
+			return -1
+		}
+		return 1
+	})
+	return i
+}
+
+func (a *account) insert(r *row) {
+	a.rows[of(r.Event)] = r
+	a.order = slices.Insert(a.order, a.after(r.Event.Position), r)
+}
+
+func (a *account) remove(id identity) {
+	r := a.rows[id]
+	if r == nil {
+		return
+	}
+	delete(a.rows, id)
+	delete(a.paid, id)
+	// A test may give several events one position: r is somewhere before what is beyond it.
+	i := a.after(r.Event.Position) - 1
+	for a.order[i] != r {
+		i--
+	}
+	if i == 0 { // a large debt is paid from the front, and nobody wants to move the rest each time
+		a.order = a.order[1:]
+		return
+	}
+	a.order = slices.Delete(a.order, i, i+1)
+}
+
+// in returns the deliveries in a state, in order.
+func (a *account) in(state lane.State) []lane.Owed {
+	var owed []lane.Owed
+	for _, r := range a.order {
+		if r.state == state {
+			owed = append(owed, r.Owed)
+		}
+	}
+	return owed
+}

@@ -1,0 +1,114 @@
+package debt
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/backendstart/walpost/internal/lane"
+)
+
+// List returns deliveries in the order in which they are sent, without payload and headers; of those that
+// are owed by reference it tells only what is recorded.
+func (s *Store) List(ctx context.Context, filter Filter) ([]Row, error) {
+	where, args := filter.where(s.slot)
+	sql := "SELECT " + rowColumns + noBodies + " FROM walpost.owed o WHERE " + where +
+		" ORDER BY o.subscriber, o.epoch, o.commit_lsn, o.ordinal"
+	if filter.Limit > 0 {
+		sql += " LIMIT " + strconv.Itoa(filter.Limit)
+	}
+	rows, err := collect(s.pool.Query(ctx, sql, args...))
+	if err != nil {
+		return nil, fmt.Errorf("list owed deliveries: %w", err)
+	}
+	return rows, nil
+}
+
+// Show returns everything about an event that is owed: a row for each subscriber and source, with payload
+// and headers.
+func (s *Store) Show(ctx context.Context, eventID string) ([]Row, error) {
+	var rows []Row
+	err := s.inTx(ctx, func(tx pgx.Tx) (err error) {
+		where, args := Filter{EventID: eventID}.where(s.slot)
+		rows, err = collect(tx.Query(ctx, "SELECT "+rowColumns+bodyColumns+" FROM walpost.owed o WHERE "+where+" ORDER BY o.source, o.subscriber", args...))
+		if err != nil {
+			return err
+		}
+		return s.fill(ctx, tx, rows)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("show owed event %q: %w", eventID, err)
+	}
+	return rows, nil
+}
+
+// Filter chooses deliveries. An empty field chooses all; without a state it is what is waiting or dead.
+type Filter struct {
+	Subscriber   string
+	Source       string
+	State        lane.State
+	Type         string
+	Key          string
+	EventID      string
+	Since, Until time.Time // when the delivery was recorded as owed; Until is exclusive
+	Error        string    // a part of the last error
+	Limit        int       // rows; 0 is all
+}
+
+// where returns the condition on a table named o, and its arguments; $1 is the slot.
+func (f Filter) where(slot string) (string, []any) {
+	args := []any{slot}
+	var sql strings.Builder
+	sql.WriteString("o.slot = $1")
+	add := func(given bool, condition string, value any) {
+		if given {
+			args = append(args, value)
+			sql.WriteString(" AND " + condition + strconv.Itoa(len(args)))
+		}
+	}
+	// A state that is known is written out, because each has an index of its own.
+	switch f.State {
+	case "":
+		sql.WriteString(" AND o.state IN ('waiting', 'dead')")
+	case lane.StateWaiting, lane.StateDead, lane.StatePaid:
+		sql.WriteString(" AND o.state = '" + string(f.State) + "'")
+	default:
+		add(true, "o.state = $", f.State)
+	}
+	add(f.Subscriber != "", "o.subscriber = $", f.Subscriber)
+	add(f.Source != "", "o.source = $", f.Source)
+	add(f.Type != "", "o.event_type = $", f.Type)
+	add(f.Key != "", "o.key = $", f.Key)
+	add(f.EventID != "", "o.event_id = $", f.EventID)
+	add(!f.Since.IsZero(), "o.recorded_at >= $", f.Since)
+	add(!f.Until.IsZero(), "o.recorded_at < $", f.Until)
+	if f.Error != "" {
+		add(true, "0 < strpos(o.error, $", f.Error)
+		sql.WriteString(")")
+	}
+	return sql.String(), args
+}
+
+// facts is the filter as it is written into the audit.
+func (f Filter) facts() map[string]any {
+	facts := make(map[string]any)
+	for name, value := range map[string]string{
+		"subscriber": f.Subscriber, "source": f.Source, "state": string(f.State), "type": f.Type,
+		"key": f.Key, "event": f.EventID, "error": f.Error,
+	} {
+		if value != "" {
+			facts[name] = value
+		}
+	}
+	if !f.Since.IsZero() {
+		facts["since"] = f.Since.UTC()
+	}
+	if !f.Until.IsZero() {
+		facts["until"] = f.Until.UTC()
+	}
+	return facts
+}

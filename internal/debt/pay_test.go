@@ -1,0 +1,319 @@
+package debt_test
+
+import (
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/backendstart/walpost/internal/debt"
+	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/lane"
+	"github.com/backendstart/walpost/internal/outbox"
+	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/internal/testdb"
+)
+
+func marked(db *testdb.DB) string {
+	return strings.Join(db.Texts(`SELECT event_id || ':' || attempts FROM outbox WHERE published_at IS NOT NULL ORDER BY id`), " ")
+}
+
+func TestPaid_marksRowsOfWhichNothingIsOwedAnyMore(t *testing.T) {
+	db := testdb.New(t)
+	store, events := open(t, db, lessons()), fill(t, db, 3)
+	record(t, store, "a", events...)
+	record(t, store, "b", events[1])
+	if err := store.Dead(t.Context(), "b", lane.Owed{Event: events[2]}); err != nil {
+		t.Fatal(err)
+	}
+	pay(t, store, "a", 100, lane.Paid{Event: events[0], Attempts: 3}, lane.Paid{Event: events[1]}, lane.Paid{Event: events[2]})
+	want(t, "while b is owed two", marked(db), "e1:3")
+	pay(t, store, "b", 100, lane.Paid{Event: events[1], Attempts: 2})
+	want(t, "while b has a dead letter", marked(db), "e1:3 e2:2")
+}
+
+func TestPaid_doesNotMarkWhereNobodyWantsIt(t *testing.T) {
+	db := testdb.New(t)
+	unmarked := lessons()
+	unmarked.Mark = false
+	store, events := open(t, db, unmarked), fill(t, db, 1)
+	record(t, store, "sub", events...)
+	pay(t, store, "sub", 100, lane.Paid{Event: events[0]})
+	want(t, "marked", marked(db), "")
+	want(t, "owed", db.Int(`SELECT count(*) FROM walpost.owed`), 0)
+}
+
+// Each of two transactions that pay the last two deliveries of an event sees the other's as still owed;
+// without a turn nobody would mark the row.
+func TestPaid_ofTheLastTwoAtOnceMarksTheRow(t *testing.T) {
+	db := testdb.New(t)
+	store := open(t, db, lessons())
+	events := fill(t, db, 40)
+	for _, e := range events {
+		var payers sync.WaitGroup
+		start := make(chan struct{})
+		for _, subscriber := range []string{"a", "b", "c"} {
+			record(t, store, subscriber, e)
+			payers.Go(func() {
+				<-start
+				if err := store.Paid(t.Context(), subscriber, []lane.Paid{{Event: e}}, events[39].Position); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		close(start)
+		payers.Wait()
+	}
+	want(t, "unmarked rows", db.Int(`SELECT count(*) FROM outbox WHERE published_at IS NULL`), 0)
+}
+
+func TestPaid_leavesTheMarkOfAnEventThatIsOpenElsewhereToClean(t *testing.T) {
+	db := testdb.New(t)
+	store, events := open(t, db, lessons()), fill(t, db, 2)
+	stand(db, 0)
+	record(t, store, "a", events...)
+	pay(t, store, "a", 100, lane.Paid{Event: events[0], Attempts: 3, Open: true}, lane.Paid{Event: events[1], Open: true})
+	clean := func(wantRemoved int) {
+		t.Helper()
+		removed, err := store.Clean(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		want(t, "removed", removed, wantRemoved)
+	}
+	clean(0)
+	want(t, "while the stream is before it", marked(db), "")
+	stand(db, events[0].Position.Commit) // a commit at this very position would come again
+	clean(0)
+	stand(db, events[0].Position.Commit+1)
+	clean(1)
+	want(t, "when the stream is past the first", marked(db), "e1:3")
+	record(t, store, "b", events[1]) // b could not be served either
+	stand(db, 1000)
+	clean(1)
+	want(t, "while the second is owed to b", marked(db), "e1:3")
+	pay(t, store, "b", 100, lane.Paid{Event: events[1]})
+	want(t, "when nothing is owed", marked(db), "e1:3 e2:0")
+}
+
+func TestPaid_waitsForARowThatIsNotVisibleYet(t *testing.T) {
+	db := testdb.New(t)
+	store := open(t, db, lessons())
+	writer, err := db.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var xid uint32
+	if err := writer.QueryRow(t.Context(), `SELECT pg_current_xact_id()::xid`).Scan(&xid); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := writer.Exec(t.Context(), `INSERT INTO public.outbox (id, event_id, event_type, payload) VALUES (1, 'e1', 't', '{}')`); err != nil {
+		t.Fatal(err)
+	}
+	// As under synchronous replication: the event is out, its commit is not visible.
+	e := &event.Event{Source: "lessons", ID: "e1", Type: "t", Row: "1", XID: xid, Position: event.Position{Epoch: 1, Commit: 8}}
+	gone := &event.Event{Source: "lessons", ID: "e0", Type: "t", Row: "0", XID: xid - 1, Position: event.Position{Epoch: 1, Commit: 4}}
+	record(t, store, "sub", e, gone)
+	secured := event.Position{Epoch: 1, Commit: 16}
+	err = store.Paid(t.Context(), "sub", []lane.Paid{{Event: e}}, secured)
+	if err == nil || !strings.Contains(err.Error(), "not visible yet") {
+		t.Fatalf("got %v, want that the row is not visible yet", err)
+	}
+	want(t, "owed", db.Int(`SELECT count(*) FROM walpost.owed`), 2)
+	if err := store.Paid(t.Context(), "sub", []lane.Paid{{Event: gone}}, secured); err != nil {
+		t.Errorf("of a row that its owner deleted: %v", err)
+	}
+	if err := writer.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := store.Paid(t.Context(), "sub", []lane.Paid{{Event: e}}, secured); err != nil {
+		t.Fatal(err)
+	}
+	want(t, "marked", marked(db), "e1:0")
+}
+
+func TestPaid_raisesTheSecuredPositionAndNeverLowersIt(t *testing.T) {
+	db := testdb.New(t)
+	store := open(t, db)
+	subscribe(db, "sub", "other")
+	for _, test := range []struct {
+		position event.Position
+		want     string
+	}{
+		{event.Position{Epoch: 1, Commit: 0x10, Ordinal: 7}, "1 0/10 7"},
+		{event.Position{Epoch: 1, Commit: 0x10, Ordinal: 6}, "1 0/10 7"},
+		{event.Position{Epoch: 1, Commit: 0x100000008}, "1 1/8 0"},
+		{event.Position{Epoch: 2, Commit: 8}, "2 0/8 0"},
+		{event.Position{Epoch: 1, Commit: 0x200000000}, "2 0/8 0"},
+	} {
+		if err := store.Paid(t.Context(), "sub", nil, test.position); err != nil {
+			t.Fatal(err)
+		}
+		want(t, "secured", db.Text(`SELECT secured_epoch || ' ' || secured_commit || ' ' || secured_ordinal FROM walpost.subscribers WHERE name = 'sub'`), test.want)
+	}
+	want(t, "other", db.Text(`SELECT secured_commit::text FROM walpost.subscribers WHERE name = 'other'`), "0/0")
+}
+
+func TestPaid_isAllOrNothing(t *testing.T) {
+	db := testdb.New(t)
+	store, events := open(t, db, lessons()), fill(t, db, 1)
+	subscribe(db, "sub")
+	record(t, store, "sub", events...)
+	db.Exec(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this row'; END $$`)
+	db.Exec(`CREATE TRIGGER refuse BEFORE UPDATE ON outbox FOR EACH ROW EXECUTE FUNCTION refuse()`)
+	if err := store.Paid(t.Context(), "sub", []lane.Paid{{Event: events[0]}}, events[0].Position); err == nil {
+		t.Fatal("got no error from a mark that was refused")
+	}
+	want(t, "owed", len(waiting(t, store, "sub")), 1)
+	want(t, "secured", db.Text(`SELECT secured_commit::text FROM walpost.subscribers`), "0/0")
+}
+
+// A large debt is paid in bounded memory, whatever was paid before it.
+func TestWaitingAndPaid_passTwoHundredThousandDeliveries(t *testing.T) {
+	unmarked := lessons()
+	unmarked.Mark = false // marks cost the same for each row, and most of the time
+	passDebt(t, unmarked, 200_000)
+}
+
+func TestWaitingAndPaid_markEachRowOfALargeDebt(t *testing.T) {
+	db := passDebt(t, lessons(), 20_000)
+	want(t, "unmarked rows", db.Int(`SELECT count(*) FROM outbox WHERE published_at IS NULL`), 0)
+}
+
+// passDebt pays a debt of total deliveries. Statistics say that nothing is owed and nothing refreshes
+// them; with a plan that believes them this would take hours.
+func passDebt(t *testing.T, source *outbox.Source, total int) *testdb.DB {
+	t.Helper()
+	const page = 1000
+	db := testdb.New(t)
+	store := open(t, db, source)
+	subscribe(db, "sub")
+	db.Exec(`ALTER TABLE walpost.owed SET (autovacuum_enabled = false)`)
+	db.Exec(`ANALYZE walpost.owed`)
+	// By SQL, because so many events in memory would be what this test is against.
+	db.Exec(`INSERT INTO outbox (id, event_id, event_type, partition_key, payload)
+		SELECT i, 'e' || i, 't', 'k' || i % 100, jsonb_build_object('n', i, 'text', repeat('x', 200)) FROM generate_series(1, $1::int) i`, total)
+	db.Exec(`INSERT INTO walpost.owed (slot, subscriber, source, event_id, state, epoch, commit_lsn, ordinal, event_type, key, row_id, size, copied)
+		SELECT $1, 'sub', 'lessons', 'e' || i, 'waiting', 1, '0/8', i, 't', 'k' || i % 100, i::text, 250, false FROM generate_series(1, $2::int) i`, slot, total)
+	var at event.Position
+	heap, paidTotal := uint64(0), 0
+	for begun := time.Now(); ; {
+		owed, err := store.Waiting(t.Context(), "sub", lane.Query{After: at, Limit: page, Bytes: 8 << 20})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(owed) == 0 {
+			break
+		}
+		paid := make([]lane.Paid, len(owed))
+		for i, o := range owed {
+			if want := int64(paidTotal + i + 1); o.Event.Position.Ordinal != want || o.Event.Invalid != "" {
+				t.Fatalf("got %v (%s), want ordinal %d", o.Event.Position, o.Event.Invalid, want)
+			}
+			paid[i].Event = o.Event
+		}
+		at = owed[len(owed)-1].Event.Position
+		if err := store.Paid(t.Context(), "sub", paid, at); err != nil {
+			t.Fatal(err)
+		}
+		if paidTotal += len(paid); paidTotal%(total/10) == 0 {
+			heap = max(heap, heapInUse())
+			t.Logf("%d paid after %v", paidTotal, time.Since(begun).Round(time.Millisecond))
+		}
+	}
+	want(t, "paid", paidTotal, total)
+	want(t, "left", db.Int(`SELECT count(*) FROM walpost.owed`), 0)
+	if heap > 32<<20 {
+		t.Errorf("%d MiB of heap, want it to stay below 32", heap>>20)
+	}
+	return db
+}
+
+// Statistics of a queue are always of another hour, so no plan may depend on them.
+func TestWaiting_readsAlongTheIndexWhateverTheStatisticsSay(t *testing.T) {
+	db := testdb.New(t)
+	db.Exec(`ALTER TABLE walpost.owed SET (autovacuum_enabled = false)`)
+	db.Exec(`ANALYZE walpost.owed`) // while it is empty
+	db.Exec(`INSERT INTO walpost.owed (slot, subscriber, source, event_id, state, epoch, commit_lsn, ordinal, event_type, key)
+		SELECT $1, s, 'm', 'e' || i, CASE WHEN i % 5 = 0 THEN 'dead' ELSE 'waiting' END, 1, '0/8', i, 't', 'k' || i % 7
+		FROM generate_series(1, 20000) i, unnest('{a,b}'::text[]) s`, slot)
+	for _, statistics := range []string{`SELECT 'those of an empty table'`, `ANALYZE walpost.owed`} {
+		db.Exec(statistics)
+		for _, mode := range []string{"force_custom_plan", "force_generic_plan"} {
+			var plan []string
+			err := postgres.InTx(t.Context(), db.Pool, func(tx pgx.Tx) error {
+				if _, err := tx.Exec(t.Context(), `SET LOCAL plan_cache_mode = `+mode); err != nil {
+					return err
+				}
+				rows, err := tx.Query(t.Context(), `EXPLAIN (ANALYZE, COSTS off, TIMING off) `+debt.WaitingSQL,
+					slot, "a", int32(1), "0/8", int64(10000), []string{"k1"}, 10, int64(1<<20))
+				if err != nil {
+					return err
+				}
+				plan, err = pgx.CollectRows(rows, pgx.RowTo[string])
+				return err
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			text := strings.Join(plan, "\n")
+			if !strings.Contains(text, "Index Scan using owed_waiting on owed (actual rows=10") || strings.Contains(text, "Sort") {
+				t.Errorf("%s, %s: got\n%s", statistics, mode, text)
+			}
+		}
+	}
+}
+
+func heapInUse() uint64 {
+	runtime.GC()
+	var stats runtime.MemStats
+	runtime.ReadMemStats(&stats)
+	return stats.HeapAlloc
+}
+
+func BenchmarkRecord_byReference(b *testing.B) { benchmarkRecord(b, lessons()) }
+
+func BenchmarkRecord_withCopies(b *testing.B) { benchmarkRecord(b) }
+
+func benchmarkRecord(b *testing.B, sources ...*outbox.Source) {
+	db := testdb.New(b)
+	store := open(b, db, sources...)
+	events := make([]*event.Event, 1000)
+	payload := []byte(`{"text": "` + strings.Repeat("x", 300) + `"}`)
+	for n := 0; b.Loop(); n++ {
+		for i := range events {
+			id := n*1000 + i
+			events[i] = &event.Event{Source: "lessons", ID: "01JABCDEFGHJKMNP" + event.LSN(id).String(), Type: "lesson.completed", Key: "42",
+				Row: "7", Payload: payload, Position: event.Position{Epoch: 1, Commit: event.LSN(8 * id)}}
+		}
+		record(b, store, "sub", events...)
+	}
+	b.ReportMetric(float64(b.N)*1000/b.Elapsed().Seconds(), "rows/s")
+}
+
+func BenchmarkPay(b *testing.B) {
+	db := testdb.New(b)
+	store := open(b, db)
+	events := make([]*event.Event, 1000)
+	for n := 0; b.Loop(); n++ {
+		b.StopTimer()
+		for i := range events {
+			id := n*1000 + i
+			events[i] = &event.Event{Source: "m", ID: event.LSN(id).String(), Key: "42", Payload: []byte(`{}`), Position: event.Position{Epoch: 1, Commit: event.LSN(8 * id)}}
+		}
+		record(b, store, "sub", events...)
+		b.StartTimer()
+		owed := waiting(b, store, "sub")
+		paid := make([]lane.Paid, len(owed))
+		for i := range owed {
+			paid[i].Event = owed[i].Event
+		}
+		if err := store.Paid(b.Context(), "sub", paid, events[999].Position); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(float64(b.N)*1000/b.Elapsed().Seconds(), "rows/s")
+}

@@ -1,0 +1,170 @@
+package debt
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/lane"
+)
+
+// Waiting reads waiting deliveries in the order of their positions, whether they are due or not. It
+// returns at least one if there is any; otherwise it stops before the events pass query.Bytes (0 is no
+// limit), so an answer shorter than query.Limit says nothing about what follows.
+//
+// It stays fast whatever the number of deliveries and of those already paid, as long as query.After
+// moves on: an index entry of a paid delivery stays until vacuum.
+func (s *Store) Waiting(ctx context.Context, subscriber string, query lane.Query) ([]lane.Owed, error) {
+	var owed []lane.Owed
+	err := s.inTx(ctx, func(tx pgx.Tx) error {
+		found, err := collect(tx.Query(ctx, waitingSQL, s.slot, subscriber,
+			query.After.Epoch, query.After.Commit.String(), query.After.Ordinal, query.Without, max(1, query.Limit), query.Bytes))
+		if err != nil {
+			return fmt.Errorf("read what is owed to %q: %w", subscriber, err)
+		}
+		if err := s.fill(ctx, tx, found); err != nil {
+			return fmt.Errorf("read what is owed to %q: %w", subscriber, err)
+		}
+		owed = make([]lane.Owed, len(found))
+		for i := range found {
+			owed[i] = found[i].Owed
+		}
+		return nil
+	})
+	return owed, err
+}
+
+// The keys to leave out are a subquery, because that is hashed: with thousands of them an array would be
+// searched from its start for each row.
+const waitingSQL = `
+	SELECT ` + rowColumns + bodyColumns + ` FROM (
+		SELECT o.*, row_number() OVER w AS nr, sum(o.size) OVER w AS bytes FROM (
+			SELECT * FROM walpost.owed
+			WHERE slot = $1 AND subscriber = $2 AND state = 'waiting'
+			AND (epoch, commit_lsn, ordinal) > ($3::int, $4::text::pg_lsn, $5::bigint)
+			AND key NOT IN (SELECT unnest($6::text[]))
+			ORDER BY epoch, commit_lsn, ordinal LIMIT $7
+		) o WINDOW w AS (ORDER BY o.epoch, o.commit_lsn, o.ordinal ROWS UNBOUNDED PRECEDING)
+	) o WHERE o.nr = 1 OR $8::bigint <= 0 OR o.bytes <= $8
+	ORDER BY o.epoch, o.commit_lsn, o.ordinal`
+
+// Known returns the state of those of the events that are recorded, by index.
+func (s *Store) Known(ctx context.Context, subscriber string, events []*event.Event) (map[int]lane.State, error) {
+	states := make(map[int]lane.State)
+	if len(events) == 0 {
+		return states, nil
+	}
+	sources, ids := make([]string, len(events)), make([]string, len(events))
+	for i, e := range events {
+		sources[i], ids[i] = e.Source, e.ID
+	}
+	rows, err := s.pool.Query(ctx, `
+		SELECT a.n - 1, o.state FROM unnest($3::text[], $4::text[]) WITH ORDINALITY AS a(source, event_id, n)
+		CROSS JOIN LATERAL ( -- LIMIT keeps it from becoming a join, which could read everything that is owed
+			SELECT state FROM walpost.owed
+			WHERE slot = $1 AND event_id = a.event_id AND source = a.source AND subscriber = $2 LIMIT 1) o`,
+		s.slot, subscriber, sources, ids)
+	if err != nil {
+		return nil, fmt.Errorf("look up %d events owed to %q: %w", len(events), subscriber, err)
+	}
+	var n int
+	var state lane.State
+	_, err = pgx.ForEachRow(rows, []any{&n, &state}, func() error {
+		states[n] = state
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("look up %d events owed to %q: %w", len(events), subscriber, err)
+	}
+	return states, nil
+}
+
+// Load tells what is owed to a subscriber at the start. The server reads all of its waiting deliveries
+// for it, but no more than maxKeys keys come back.
+func (s *Store) Load(ctx context.Context, subscriber string, secured event.Position, maxKeys int) (lane.Debt, error) {
+	var debt lane.Debt
+	err := s.inTx(ctx, func(tx pgx.Tx) error {
+		err := tx.QueryRow(ctx, `
+			SELECT `+pausedSQL+`, `+beyondSQL(lane.StateWaiting)+` OR `+beyondSQL(lane.StateDead)+` OR `+beyondSQL(lane.StatePaid),
+			s.slot, subscriber, secured.Epoch, secured.Commit.String(), secured.Ordinal).Scan(&debt.Paused, &debt.Beyond)
+		if err != nil {
+			return err
+		}
+		rows, err := tx.Query(ctx, `
+			SELECT key, count(*) FROM walpost.owed
+			WHERE slot = $1 AND subscriber = $2 AND state = 'waiting' GROUP BY key LIMIT $3`, s.slot, subscriber, int64(maxKeys)+1)
+		if err != nil {
+			return err
+		}
+		keys := make(map[string]int)
+		var key string
+		var number int
+		if _, err = pgx.ForEachRow(rows, []any{&key, &number}, func() error {
+			keys[key] = number
+			return nil
+		}); err != nil {
+			return err
+		}
+		if debt.More = len(keys) > maxKeys; !debt.More {
+			debt.Keys = keys
+		}
+		return nil
+	})
+	if err != nil {
+		return lane.Debt{}, fmt.Errorf("look up the debt of %q: %w", subscriber, err)
+	}
+	return debt, nil
+}
+
+// Blocked returns the keys that have a dead letter.
+func (s *Store) Blocked(ctx context.Context, subscriber string) ([]string, error) {
+	rows, err := s.pool.Query(ctx, `
+		SELECT DISTINCT key FROM walpost.owed WHERE slot = $1 AND subscriber = $2 AND state = 'dead' ORDER BY key`, s.slot, subscriber)
+	if err != nil {
+		return nil, fmt.Errorf("look up the dead letters of %q: %w", subscriber, err)
+	}
+	keys, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return nil, fmt.Errorf("look up the dead letters of %q: %w", subscriber, err)
+	}
+	return keys, nil
+}
+
+// pausedSQL tells whether subscriber $2 of slot $1 is paused.
+const pausedSQL = `coalesce((SELECT state = 'paused' FROM walpost.subscribers WHERE slot = $1 AND name = $2), false)`
+
+// beyondSQL tells whether anything of that state is beyond the position in $3 to $5.
+func beyondSQL(state lane.State) string {
+	return `EXISTS (SELECT FROM walpost.owed WHERE slot = $1 AND subscriber = $2 AND state = '` + string(state) + `'
+		AND (epoch, commit_lsn, ordinal) > ($3::int, $4::text::pg_lsn, $5::bigint))`
+}
+
+// Look tells what people have changed, and how far the debt reaches back. Of an event whose commit time
+// the server does not know, OldestAt is when it was recorded.
+func (s *Store) Look(ctx context.Context, subscriber string) (lane.Look, error) {
+	var (
+		look    lane.Look
+		epoch   *int32
+		commit  *string
+		ordinal *int64
+		at      *time.Time
+	)
+	err := s.pool.QueryRow(ctx, `
+		SELECT `+pausedSQL+`, o.epoch, o.commit_lsn::text, o.ordinal, o.at FROM (VALUES (1)) one LEFT JOIN LATERAL (
+			SELECT epoch, commit_lsn, ordinal, coalesce(committed_at, recorded_at) AS at FROM walpost.owed
+			WHERE slot = $1 AND subscriber = $2 AND state = 'waiting'
+			ORDER BY epoch, commit_lsn, ordinal LIMIT 1) o ON true`,
+		s.slot, subscriber).Scan(&look.Paused, &epoch, &commit, &ordinal, &at)
+	if err == nil && epoch != nil {
+		look.Any, look.OldestAt = true, or(at)
+		look.Oldest.Epoch, look.Oldest.Ordinal = *epoch, *ordinal
+		look.Oldest.Commit, err = event.ParseLSN(*commit)
+	}
+	if err != nil {
+		return lane.Look{}, fmt.Errorf("look for the debt of %q: %w", subscriber, err)
+	}
+	return look, nil
+}

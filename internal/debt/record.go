@@ -1,0 +1,210 @@
+package debt
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/lane"
+)
+
+// Record makes deliveries waiting, all or none; those that are recorded already stay as they are. An
+// event of a source whose rows only walpost deletes is recorded by reference, any other one with a copy.
+func (s *Store) Record(ctx context.Context, subscriber string, owed []lane.Owed) error {
+	if len(owed) == 0 {
+		return nil
+	}
+	return s.inTx(ctx, func(tx pgx.Tx) error { return s.RecordWaiting(ctx, tx, subscriber, owed) })
+}
+
+// RecordWaiting is Record within the caller's transaction, which must be one of postgres.InTx: a slot that
+// is being made writes the rows that waited before it, piece by piece, in the transaction that makes it
+// ready.
+func (s *Store) RecordWaiting(ctx context.Context, tx pgx.Tx, subscriber string, owed []lane.Owed) error {
+	tables := s.current()
+	byReference := func(e *event.Event) bool {
+		table := tables[e.Source]
+		return e.Row != "" && table != nil && table.Source.Ours
+	}
+	for len(owed) > 0 {
+		n := fit(owed)
+		var references, copies columns
+		for i := range owed[:n] {
+			if byReference(owed[i].Event) {
+				references.add(&owed[i])
+			} else {
+				copies.add(&owed[i])
+				copies.addCopy(owed[i].Event)
+			}
+		}
+		for _, write := range []struct {
+			sql  string
+			rows *columns
+			args []any
+		}{
+			{recordReferences, &references, references.args()},
+			{recordCopies, &copies, append(copies.args(), copies.copyArgs()...)},
+		} {
+			if len(write.rows.ids) == 0 {
+				continue
+			}
+			if _, err := tx.Exec(ctx, write.sql, append([]any{s.slot, subscriber, lane.StateWaiting}, write.args...)...); err != nil {
+				return fmt.Errorf("record %d deliveries as owed to %q: %w", len(write.rows.ids), subscriber, err)
+			}
+		}
+		owed = owed[n:]
+	}
+	return nil
+}
+
+// fit is how many of the deliveries one statement takes, at least one.
+func fit(owed []lane.Owed) int {
+	size := 0
+	for n := range owed {
+		size += owed[n].Event.Size()
+		if n == maxRows || n > 0 && size > maxBytes {
+			return n
+		}
+	}
+	return len(owed)
+}
+
+// Dead records a dead letter, or makes one of a delivery that is recorded in another state. It keeps a
+// copy of the event, unless there is nothing to copy: an event that was too large to be held is recorded
+// by reference to its row.
+func (s *Store) Dead(ctx context.Context, subscriber string, letter lane.Owed) error {
+	return s.inTx(ctx, func(tx pgx.Tx) error { return s.recordDead(ctx, tx, subscriber, letter) })
+}
+
+func (s *Store) recordDead(ctx context.Context, tx pgx.Tx, subscriber string, letter lane.Owed) error {
+	var row columns
+	row.add(&letter)
+	args := append([]any{s.slot, subscriber, lane.StateDead}, row.args()...)
+	sql := recordDeadReference
+	if e := letter.Event; e.Payload != nil || e.Row == "" || e.Invalid == "" {
+		row.addCopy(e)
+		sql, args = recordDeadCopy, append(args, row.copyArgs()...)
+	}
+	if _, err := tx.Exec(ctx, sql, args...); err != nil {
+		return fmt.Errorf("record event %q as dead for %q: %w", letter.Event.ID, subscriber, err)
+	}
+	return nil
+}
+
+// columns are deliveries by column, as arguments of unnest. The first group is what every delivery has,
+// the second what only a copy has.
+type columns struct {
+	sources, ids              []string
+	epochs                    []int32
+	commits                   []string
+	ordinals                  []int64
+	types, keys, rows         []string
+	xids                      []int64
+	committed                 []*time.Time
+	attempts                  []int32
+	next, firstFail, lastFail []*time.Time
+	errors, invalid           []string
+	sizes                     []int32
+
+	versions, aggregateTypes, aggregateIDs, topics, revisions, times []string
+	payloads, headers                                                []*string
+}
+
+func (c *columns) add(o *lane.Owed) {
+	e := o.Event
+	c.sources = append(c.sources, e.Source)
+	c.ids = append(c.ids, e.ID)
+	c.epochs = append(c.epochs, e.Position.Epoch)
+	c.commits = append(c.commits, e.Position.Commit.String())
+	c.ordinals = append(c.ordinals, e.Position.Ordinal)
+	c.types = append(c.types, text(e.Type))
+	c.keys = append(c.keys, text(e.Key))
+	c.rows = append(c.rows, e.Row)
+	c.xids = append(c.xids, int64(e.XID))
+	c.committed = append(c.committed, known(e.CommittedAt))
+	c.attempts = append(c.attempts, int32(o.Attempts))
+	c.next = append(c.next, known(o.NextAttempt))
+	c.firstFail = append(c.firstFail, known(o.FirstFailure))
+	c.lastFail = append(c.lastFail, known(o.LastFailure))
+	c.errors = append(c.errors, reason(o.Err))
+	c.invalid = append(c.invalid, reason(e.Invalid))
+	c.sizes = append(c.sizes, int32(e.Size()))
+}
+
+func (c *columns) addCopy(e *event.Event) {
+	c.versions = append(c.versions, text(e.Version))
+	c.aggregateTypes = append(c.aggregateTypes, text(e.AggregateType))
+	c.aggregateIDs = append(c.aggregateIDs, text(e.AggregateID))
+	c.topics = append(c.topics, text(e.Topic))
+	c.revisions = append(c.revisions, text(e.Revision))
+	c.times = append(c.times, text(e.OccurredAt))
+	c.payloads = append(c.payloads, body(e.Payload))
+	c.headers = append(c.headers, body(e.Headers))
+}
+
+func (c *columns) args() []any {
+	return []any{c.sources, c.ids, c.epochs, c.commits, c.ordinals, c.types, c.keys, c.rows, c.xids, c.committed,
+		c.attempts, c.next, c.firstFail, c.lastFail, c.errors, c.invalid, c.sizes}
+}
+
+func (c *columns) copyArgs() []any {
+	return []any{c.versions, c.aggregateTypes, c.aggregateIDs, c.topics, c.revisions, c.times, c.payloads, c.headers}
+}
+
+// typed is a column of walpost.owed and the type of its argument. They stand in the order of args and
+// copyArgs. pgx knows no pg_lsn[], so positions go as text.
+type typed struct{ name, typ string }
+
+var (
+	ofEach = []typed{
+		{"source", "text"}, {"event_id", "text"}, {"epoch", "int"}, {"commit_lsn", "text"}, {"ordinal", "bigint"},
+		{"event_type", "text"}, {"key", "text"}, {"row_id", "text"}, {"xid", "bigint"}, {"committed_at", "timestamptz"},
+		{"attempts", "int"}, {"next_attempt", "timestamptz"}, {"first_failure", "timestamptz"}, {"last_failure", "timestamptz"},
+		{"error", "text"}, {"invalid", "text"}, {"size", "int"},
+	}
+	ofCopies = []typed{
+		{"version", "text"}, {"aggregate_type", "text"}, {"aggregate_id", "text"}, {"topic", "text"}, {"revision", "text"},
+		{"occurred_at", "text"}, {"payload", "text"}, {"headers", "text"},
+	}
+
+	recordReferences    = insert(ofEach, false) + "\nON CONFLICT DO NOTHING"
+	recordCopies        = insert(slices.Concat(ofEach, ofCopies), true) + "\nON CONFLICT DO NOTHING"
+	recordDeadReference = insert(ofEach, false) + becomesDead
+	recordDeadCopy      = insert(slices.Concat(ofEach, ofCopies), true) + becomesDead + replaces(ofCopies) + ", copied = true"
+)
+
+// becomesDead keeps the position, and whatever copy there is.
+const becomesDead = `
+	ON CONFLICT (slot, event_id, source, subscriber) DO UPDATE SET state = 'dead', next_attempt = NULL, mark = false,
+	    attempts = excluded.attempts, first_failure = excluded.first_failure, last_failure = excluded.last_failure,
+	    error = excluded.error, invalid = excluded.invalid`
+
+// insert writes the rows that its arguments hold by column; $1 to $3 are slot, subscriber and state.
+func insert(columns []typed, copied bool) string {
+	var names, values, arrays []string
+	for i, column := range columns {
+		names = append(names, column.name)
+		values = append(values, "u."+column.name)
+		if column.name == "commit_lsn" {
+			values[i] += "::pg_lsn"
+		}
+		arrays = append(arrays, "$"+strconv.Itoa(4+i)+"::"+column.typ+"[]")
+	}
+	return "INSERT INTO walpost.owed (slot, subscriber, state, copied, " + strings.Join(names, ", ") + ")\n" +
+		"SELECT $1, $2, $3, " + strconv.FormatBool(copied) + ", " + strings.Join(values, ", ") + "\n" +
+		"FROM unnest(" + strings.Join(arrays, ", ") + ") AS u(" + strings.Join(names, ", ") + ")"
+}
+
+func replaces(columns []typed) string {
+	var sql strings.Builder
+	for _, column := range columns {
+		sql.WriteString(", " + column.name + " = excluded." + column.name)
+	}
+	return sql.String()
+}

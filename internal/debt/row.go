@@ -1,0 +1,107 @@
+package debt
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/lane"
+)
+
+// Row is a delivery as it is recorded.
+type Row struct {
+	Subscriber string
+	State      lane.State
+	lane.Owed
+	// RecordedAt is when the delivery became owed.
+	RecordedAt time.Time
+	// Copied tells that the event is kept with the delivery; else its outbox row is all there is.
+	Copied bool
+}
+
+// rowColumns and bodyColumns are what collect scans, of a table named o. Without the bodies, noBodies
+// takes their place.
+const (
+	rowColumns = `o.subscriber, o.state, o.source, o.event_id, o.epoch, o.commit_lsn::text, o.ordinal, o.event_type, o.key,
+		o.row_id, o.xid, o.committed_at, o.attempts, o.next_attempt, o.first_failure, o.last_failure, o.error, o.invalid, o.copied,
+		o.version, o.aggregate_type, o.aggregate_id, o.topic, o.revision, o.occurred_at, o.recorded_at`
+	bodyColumns = `, o.payload, o.headers`
+	noBodies    = `, NULL::text, NULL::text`
+)
+
+// collect takes the answer of a query apart.
+func collect(rows pgx.Rows, err error) ([]Row, error) {
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (Row, error) {
+		var (
+			r                            Row
+			e                            event.Event
+			commit                       string
+			xid                          int64
+			committed, next, first, last *time.Time
+		)
+		err := row.Scan(&r.Subscriber, &r.State, &e.Source, &e.ID, &e.Position.Epoch, &commit, &e.Position.Ordinal, &e.Type, &e.Key,
+			&e.Row, &xid, &committed, &r.Attempts, &next, &first, &last, &r.Err, &e.Invalid, &r.Copied,
+			&e.Version, &e.AggregateType, &e.AggregateID, &e.Topic, &e.Revision, &e.OccurredAt, &r.RecordedAt,
+			(*[]byte)(&e.Payload), (*[]byte)(&e.Headers))
+		if err != nil {
+			return Row{}, err
+		}
+		e.Position.Commit, err = event.ParseLSN(commit)
+		e.XID, e.CommittedAt = uint32(xid), or(committed)
+		r.NextAttempt, r.FirstFailure, r.LastFailure = or(next), or(first), or(last)
+		r.RecordedAt = r.RecordedAt.UTC()
+		r.Event = &e
+		return r, err
+	})
+}
+
+// fill reads the events that are owed by reference. One whose row is gone becomes invalid and says so.
+//
+// A source that is not in the configuration any more is an error: its rows may well be there, and to
+// call them gone would be the loss of them.
+func (s *Store) fill(ctx context.Context, tx pgx.Tx, rows []Row) error {
+	references := make(map[string][]string)
+	for i := range rows {
+		if e := rows[i].Event; !rows[i].Copied {
+			references[e.Source] = append(references[e.Source], e.Row)
+		}
+	}
+	tables := s.current()
+	for _, source := range slices.Sorted(maps.Keys(references)) {
+		table := tables[source]
+		if table == nil {
+			return fmt.Errorf("event rows of source %q are owed, but it is not in the configuration: put it back, or discard what is owed of it", source)
+		}
+		events, err := table.Fetch(ctx, tx, references[source])
+		if err != nil {
+			return err
+		}
+		for i := range rows {
+			if e := rows[i].Event; !rows[i].Copied && e.Source == source {
+				rows[i].Event = referred(e, events[e.Row])
+			}
+		}
+	}
+	return nil
+}
+
+// referred puts together what is recorded of an event and what its row holds. A row with another event
+// in it is not its row.
+func referred(recorded, row *event.Event) *event.Event {
+	if row == nil || row.ID != recorded.ID {
+		recorded.Invalid = Gone
+		return recorded
+	}
+	e := *row
+	e.Position, e.XID, e.CommittedAt = recorded.Position, recorded.XID, recorded.CommittedAt
+	e.Type, e.Key = recorded.Type, recorded.Key
+	return &e
+}

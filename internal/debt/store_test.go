@@ -1,0 +1,359 @@
+package debt_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/backendstart/walpost/internal/debt"
+	"github.com/backendstart/walpost/internal/debt/debttest"
+	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/lane"
+	"github.com/backendstart/walpost/internal/outbox"
+	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/internal/testdb"
+)
+
+const slot = "s"
+
+// lessons is the source of the reference service, whose rows only walpost deletes.
+func lessons() *outbox.Source {
+	return &outbox.Source{Name: "lessons", Schema: "public", Table: "outbox", Mark: true, Ours: true}
+}
+
+// open returns a debt that knows the tables of the sources.
+func open(t testing.TB, db *testdb.DB, sources ...*outbox.Source) *debt.Store {
+	t.Helper()
+	var tables []*outbox.Table
+	for _, source := range sources {
+		table, err := source.Inspect(t.Context(), db.Pool)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tables = append(tables, table)
+	}
+	store := debt.NewStore(db.Pool, slot)
+	store.Use(tables)
+	return store
+}
+
+// fill writes n rows into the outbox, with ids 1 to n and one key for every ten, and returns their
+// events as a stream would: each its own transaction, at the positions 8, 16 and so on.
+func fill(t testing.TB, db *testdb.DB, n int) []*event.Event {
+	t.Helper()
+	db.Exec(`INSERT INTO outbox (id, event_id, event_type, partition_key, payload, created_at)
+		SELECT i, 'e' || i, 't', 'k' || i % 10, jsonb_build_object('n', i), '2024-03-10 06:30:00Z' FROM generate_series(1, $1::int) i`, n)
+	events := make([]*event.Event, n)
+	for i := range events {
+		n := i + 1
+		events[i] = &event.Event{Source: "lessons", ID: fmt.Sprint("e", n), Type: "t", Key: fmt.Sprint("k", n%10), Row: fmt.Sprint(n),
+			Payload: fmt.Appendf(nil, `{"n": %d}`, n), Headers: []byte(`{}`), OccurredAt: "2024-03-10 06:30:00+00",
+			Position: event.Position{Epoch: 1, Commit: event.LSN(8 * n)}}
+	}
+	return events
+}
+
+func owed(events []*event.Event) []lane.Owed {
+	owed := make([]lane.Owed, len(events))
+	for i, e := range events {
+		owed[i].Event = e
+	}
+	return owed
+}
+
+func record(t testing.TB, store *debt.Store, subscriber string, events ...*event.Event) {
+	t.Helper()
+	if err := store.Record(t.Context(), subscriber, owed(events)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func pay(t testing.TB, store *debt.Store, subscriber string, secured event.LSN, paid ...lane.Paid) {
+	t.Helper()
+	if err := store.Paid(t.Context(), subscriber, paid, event.Position{Epoch: 1, Commit: secured}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func waiting(t testing.TB, store *debt.Store, subscriber string) []lane.Owed {
+	t.Helper()
+	owed, err := store.Waiting(t.Context(), subscriber, lane.Query{Limit: 1000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return owed
+}
+
+func subscribe(db *testdb.DB, names ...string) {
+	db.Exec(`INSERT INTO walpost.subscribers (slot, name) SELECT $1, unnest($2::text[])`, slot, names)
+}
+
+// stand makes the slot's recorded position.
+func stand(db *testdb.DB, confirmed event.LSN) {
+	db.Exec(`INSERT INTO walpost.slots (slot, system_id, timeline, state, confirmed) VALUES ($1, '7', 1, 'ready', $2::text::pg_lsn)
+		ON CONFLICT (slot) DO UPDATE SET confirmed = excluded.confirmed`, slot, confirmed.String())
+}
+
+func want[T comparable](t testing.TB, what string, got, want T) {
+	t.Helper()
+	if got != want {
+		t.Errorf("%s: got %v, want %v", what, got, want)
+	}
+}
+
+// A slot for each test of the contract is as good as a database for each.
+func TestStore_keepsTheContractWithCopies(t *testing.T) {
+	db := testdb.New(t)
+	debttest.Run(t, func(t *testing.T, _ []*event.Event) lane.Ower { return debt.NewStore(db.Pool, t.Name()) })
+}
+
+func TestStore_keepsTheContractByReference(t *testing.T) {
+	db := testdb.New(t)
+	table, err := lessons().Inspect(t.Context(), db.Pool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	debttest.Run(t, func(t *testing.T, events []*event.Event) lane.Ower {
+		for _, e := range events {
+			db.Exec(`INSERT INTO outbox (id, event_id, event_type, aggregate_type, aggregate_id, partition_key, payload, headers, created_at)
+				VALUES ($1::text::int, $2, $3, $4, $5, $6, $7::text::jsonb, $8::text::jsonb, $9::text::timestamptz) ON CONFLICT DO NOTHING`,
+				e.Row, e.ID, e.Type, e.AggregateType, e.AggregateID, e.Key, string(e.Payload), string(e.Headers), e.OccurredAt)
+		}
+		store := debt.NewStore(db.Pool, t.Name())
+		store.Use([]*outbox.Table{table})
+		return store
+	})
+}
+
+func TestStore_pointsToRowsThatOnlyWalpostDeletesAndCopiesOthers(t *testing.T) {
+	db := testdb.New(t)
+	events := fill(t, db, 3)
+	message := &event.Event{Source: "messages", ID: "m", Type: "t", Payload: []byte(`1`), Position: event.Position{Epoch: 1, Commit: 4}}
+	record(t, open(t, db, lessons()), "own", events[0], message, events[1])
+	shared := lessons()
+	shared.Ours = false
+	record(t, open(t, db, shared), "shared", events[0])
+	got := db.Texts(`SELECT subscriber || ' ' || event_id || ' ' || copied || ' ' || coalesce(payload, '-') FROM walpost.owed ORDER BY subscriber, event_id`)
+	if want := []string{`own e1 false -`, `own e2 false -`, `own m true 1`, `shared e1 true {"n": 1}`}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	back := waiting(t, open(t, db, lessons()), "own")
+	want(t, "first", string(back[0].Event.Payload), "1")
+	want(t, "last", string(back[2].Event.Payload), `{"n": 2}`)
+}
+
+func TestWaiting_saysThatARowIsGone(t *testing.T) {
+	db := testdb.New(t)
+	store, events := open(t, db, lessons()), fill(t, db, 3)
+	record(t, store, "sub", events...)
+	db.Exec(`DELETE FROM outbox WHERE id = 1`)
+	db.Exec(`UPDATE outbox SET event_id = 'another' WHERE id = 2`)
+	got := waiting(t, store, "sub")
+	for i, invalid := range []string{debt.Gone, debt.Gone, ""} {
+		want(t, "invalid", got[i].Event.Invalid, invalid)
+		want(t, "id", got[i].Event.ID, events[i].ID)
+		want(t, "position", got[i].Event.Position, events[i].Position)
+	}
+	// Then it is a dead letter without a copy, and still says so.
+	letter := got[0]
+	letter.Err = letter.Event.Invalid
+	if err := store.Dead(t.Context(), "sub", letter); err != nil {
+		t.Fatal(err)
+	}
+	rows, err := store.Show(t.Context(), "e1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(rows) != 1 || rows[0].State != lane.StateDead || rows[0].Copied || rows[0].Err != debt.Gone || rows[0].Event.Invalid != debt.Gone {
+		t.Errorf("got %+v, want a dead letter that says that its row is gone", rows)
+	}
+}
+
+// A source that left the configuration is not the same as rows that are gone.
+func TestWaiting_saysWhichSourceIsMissing(t *testing.T) {
+	db := testdb.New(t)
+	store, events := open(t, db, lessons()), fill(t, db, 1)
+	record(t, store, "sub", events...)
+	store.Use(nil)
+	_, err := store.Waiting(t.Context(), "sub", lane.Query{Limit: 1})
+	if err == nil || !strings.Contains(err.Error(), `source "lessons"`) || !strings.Contains(err.Error(), "put it back") {
+		t.Errorf("got %v, want the source and what to do", err)
+	}
+}
+
+func TestDead_keepsACopyUnlessTheEventWasTooLargeToHold(t *testing.T) {
+	db := testdb.New(t)
+	store, events := open(t, db, lessons()), fill(t, db, 3)
+	record(t, store, "sub", events[0])
+	large := *events[1]
+	large.Payload, large.Headers, large.Invalid = nil, nil, "payload of 100 MB is over max_event"
+	null := *events[2]
+	null.Payload = nil
+	for _, e := range []*event.Event{events[0], &large, &null} {
+		if err := store.Dead(t.Context(), "sub", lane.Owed{Event: e, Attempts: 2, Err: "no"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := db.Texts(`SELECT event_id || ' ' || copied || ' ' || coalesce(payload, '-') || ' ' || attempts FROM walpost.owed ORDER BY event_id`)
+	if want := []string{`e1 true {"n": 1} 2`, `e2 false - 2`, `e3 true - 2`}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	rows, err := store.Show(t.Context(), "e2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want(t, "payload of the large one", string(rows[0].Event.Payload), `{"n": 2}`)
+}
+
+// F-08: the caller keeps the event open, so it must hear of it.
+func TestRecordAndDead_areErrorsWhereTheDatabaseRefuses(t *testing.T) {
+	db := testdb.New(t)
+	store, events := open(t, db, lessons()), fill(t, db, 2)
+	db.Exec(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no room for %', NEW.event_id; END $$`)
+	db.Exec(`CREATE TRIGGER refuse BEFORE INSERT ON walpost.owed FOR EACH ROW WHEN (NEW.event_id = 'e2') EXECUTE FUNCTION refuse()`)
+	for _, err := range []error{
+		store.Record(t.Context(), "sub", owed(events)),
+		store.Dead(t.Context(), "sub", lane.Owed{Event: events[1]}),
+	} {
+		if err == nil || !strings.Contains(err.Error(), "no room for e2") {
+			t.Errorf("got %v, want what the database says", err)
+		}
+	}
+	want(t, "recorded, all or none", db.Int(`SELECT count(*) FROM walpost.owed`), 0)
+	db.Exec(`DROP TRIGGER refuse ON walpost.owed`)
+	for range 2 {
+		if err := store.Dead(t.Context(), "sub", lane.Owed{Event: events[1]}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want(t, "dead letters", db.Int(`SELECT count(*) FROM walpost.owed WHERE state = 'dead'`), 1)
+}
+
+func TestRecord_takesWhatAReceiverSaysAndWhatPostgresCannotStore(t *testing.T) { // F-58
+	db := testdb.New(t)
+	store := open(t, db)
+	e := &event.Event{Source: "messages", ID: "e", Type: "t", Key: "a\x00b\xff", Payload: []byte(`"\u0000 ü"`), Position: event.Position{Epoch: 1}}
+	err := store.Record(t.Context(), "sub", []lane.Owed{{Event: e, Err: "\x00\xff" + strings.Repeat("ü", 4096)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := waiting(t, store, "sub")[0]
+	want(t, "key", got.Event.Key, "ab\uFFFD")
+	want(t, "payload", string(got.Event.Payload), `"\u0000 ü"`)
+	if n := len(got.Err); n > 4096 || n < 4094 || !strings.HasPrefix(got.Err, "\uFFFDü") {
+		t.Errorf("error: got %d bytes, %q", n, got.Err[:8])
+	}
+}
+
+func TestRecord_inPiecesKeepsEveryDelivery(t *testing.T) {
+	db := testdb.New(t)
+	events := fill(t, db, 2500)
+	record(t, open(t, db, lessons()), "own", events...)
+	want(t, "by reference", db.Int(`SELECT count(*) FROM walpost.owed WHERE NOT copied`), 2500)
+	large := make([]*event.Event, 5)
+	for i := range large {
+		large[i] = &event.Event{Source: "m", ID: fmt.Sprint(i), Payload: []byte(strings.Repeat("x", 3<<20)), Position: event.Position{Ordinal: int64(i + 1)}}
+	}
+	store := open(t, db)
+	record(t, store, "copies", large...)
+	got, err := store.Waiting(t.Context(), "copies", lane.Query{Limit: 100, Bytes: 7 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want(t, "large ones in 7 MiB", len(got), 2)
+}
+
+func TestRecordWaiting_belongsToTheCallersTransaction(t *testing.T) {
+	db := testdb.New(t)
+	store, events := open(t, db, lessons()), fill(t, db, 10)
+	creation := func(fail error) error {
+		return postgres.InTx(t.Context(), db.Pool, func(tx pgx.Tx) error {
+			for _, subscriber := range []string{"a", "b"} {
+				for piece := range slices.Chunk(owed(events), 4) {
+					if err := store.RecordWaiting(t.Context(), tx, subscriber, piece); err != nil {
+						return err
+					}
+				}
+			}
+			return fail
+		})
+	}
+	if err := creation(context.Canceled); err == nil {
+		t.Fatal("got no error")
+	}
+	want(t, "after a rollback", db.Int(`SELECT count(*) FROM walpost.owed`), 0)
+	for range 2 { // a creation that is repeated
+		if err := creation(nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want(t, "owed", db.Int(`SELECT count(*) FROM walpost.owed`), 20)
+}
+
+func TestLookAndLoad_tellThatASubscriberIsPaused(t *testing.T) {
+	db := testdb.New(t)
+	store := open(t, db)
+	subscribe(db, "sub")
+	for _, paused := range []bool{true, false} {
+		change := store.Resume
+		if paused {
+			change = store.Pause
+		}
+		if err := change(t.Context(), "sub", "me", "maintenance"); err != nil {
+			t.Fatal(err)
+		}
+		look, err := store.Look(t.Context(), "sub")
+		if err != nil {
+			t.Fatal(err)
+		}
+		load, err := store.Load(t.Context(), "sub", event.Position{}, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if look.Paused != paused || load.Paused != paused {
+			t.Errorf("got %t and %t, want %t", look.Paused, load.Paused, paused)
+		}
+	}
+}
+
+// Without track_commit_timestamp a row that was read from the table has no commit time.
+func TestLook_agesAnEventWithoutCommitTimeFromWhenItWasRecorded(t *testing.T) {
+	db := testdb.New(t)
+	store := open(t, db)
+	record(t, store, "sub", &event.Event{Source: "m", ID: "e", Position: event.Position{Commit: 7}})
+	look, err := store.Look(t.Context(), "sub")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if age := time.Since(look.OldestAt); age < 0 || age > time.Hour {
+		t.Errorf("oldest at %v, want just now", look.OldestAt)
+	}
+	if at := waiting(t, store, "sub")[0].Event.CommittedAt; !at.IsZero() {
+		t.Errorf("committed at %v, want zero", at)
+	}
+}
+
+func TestStores_ofDifferentSlotsHaveNothingToDoWithEachOther(t *testing.T) {
+	db := testdb.New(t)
+	store, events := open(t, db), fill(t, db, 1)
+	record(t, store, "sub", events...)
+	other := debt.NewStore(db.Pool, "another")
+	if got := waiting(t, other, "sub"); len(got) != 0 {
+		t.Errorf("waiting: got %v", got)
+	}
+	if n, err := other.Discard(t.Context(), debt.Filter{Subscriber: "sub"}, "me", ""); n != 0 || err != nil {
+		t.Errorf("discarded: got %d, %v", n, err)
+	}
+	counts, err := store.Counts(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := []debt.Count{{Subscriber: "sub", State: "waiting", Number: 1}}; !slices.Equal(counts, want) {
+		t.Errorf("counts: got %v, want %v", counts, want)
+	}
+}
