@@ -124,10 +124,12 @@ func (s *Store) behindTheStream(ctx context.Context, tx pgx.Tx, subscriber strin
 		position.Commit--
 	}
 	// The lock keeps two people from taking the same positions.
-	var locked string
-	err = tx.QueryRow(ctx, `SELECT name FROM walpost.subscribers WHERE slot = $1 AND name = $2 FOR UPDATE`, s.slot, subscriber).Scan(&locked)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return position, unknown(subscriber)
+	var exists bool
+	err = tx.QueryRow(ctx, `
+		SELECT EXISTS (SELECT FROM walpost.subscribers WHERE slot = $1 AND name = $2)
+		FROM pg_advisory_xact_lock(hashtextextended('walpost add ' || $1, 0))`, s.slot, subscriber).Scan(&exists)
+	if err == nil && !exists {
+		err = unknown(subscriber)
 	}
 	if err != nil {
 		return position, err

@@ -41,16 +41,21 @@ func (s *Store) Discard(ctx context.Context, filter Filter, who, why string) (in
 			if found = number; err != nil || found == 0 {
 				return err
 			}
-			if audited == 0 {
-				if audited, err = s.audit(ctx, tx, who, "discard", filter.facts(), why); err != nil {
+			note := audited
+			if note == 0 {
+				if note, err = s.audit(ctx, tx, who, "discard", filter.facts(), why); err != nil {
 					return err
 				}
 			}
 			chosen.batch.Queue(`
 				UPDATE walpost.audit
 				SET what = what || jsonb_build_object('deliveries', coalesce((what->>'deliveries')::bigint, 0) + $2::bigint)
-				WHERE id = $1`, audited, found)
-			return s.settle(ctx, tx, chosen)
+				WHERE id = $1`, note, found)
+			if err := s.settle(ctx, tx, chosen); err != nil {
+				return err
+			}
+			audited = note
+			return nil
 		})
 		if err != nil {
 			return total, fmt.Errorf("discard owed deliveries, after %d: %w", total, err)

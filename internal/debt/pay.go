@@ -17,36 +17,35 @@ import (
 // past it.
 func (s *Store) Paid(ctx context.Context, subscriber string, paid []lane.Paid, secured event.Position) error {
 	tables := s.current()
-	marks := make(marks)
-	var batch pgx.Batch
-	for i := range paid {
-		e := paid[i].Event
-		table := tables[e.Source]
-		marked := table != nil && table.Marks() && e.Row != ""
-		args := []any{s.slot, e.ID, e.Source, subscriber}
-		switch {
-		case marked && paid[i].Open:
-			batch.Queue(`UPDATE walpost.owed SET `+becomesPaid+`, mark = true, attempts = $5 WHERE `+theDelivery, append(args, paid[i].Attempts)...)
-			continue
-		case e.Position.Compare(secured) > 0:
-			batch.Queue(`UPDATE walpost.owed SET `+becomesPaid+` WHERE `+theDelivery, args...)
-		default:
-			batch.Queue(`DELETE FROM walpost.owed WHERE `+theDelivery, args...)
-		}
-		if marked {
-			marks.add(table, outbox.Marked{Row: e.Row, EventID: e.ID, Attempts: paid[i].Attempts}, e.XID)
-		}
-	}
-	position := []any{s.slot, subscriber, secured.Epoch, secured.Commit.String(), secured.Ordinal}
-	batch.Queue(`
-		DELETE FROM walpost.owed WHERE slot = $1 AND subscriber = $2 AND state = 'paid' AND NOT mark
-		AND (epoch, commit_lsn, ordinal) <= ($3::int, $4::text::pg_lsn, $5::bigint)`, position...)
-	batch.Queue(`
-		UPDATE walpost.subscribers SET secured_epoch = $3, secured_commit = $4::text::pg_lsn, secured_ordinal = $5, updated_at = now()
-		WHERE slot = $1 AND name = $2
-		AND (secured_epoch, secured_commit, secured_ordinal) < ($3::int, $4::text::pg_lsn, $5::bigint)`, position...)
-
 	return s.inTx(ctx, func(tx pgx.Tx) error {
+		marks := make(marks)
+		var batch pgx.Batch
+		for i := range paid {
+			e := paid[i].Event
+			table := tables[e.Source]
+			marked := table != nil && table.Marks() && e.Row != ""
+			args := []any{s.slot, e.ID, e.Source, subscriber}
+			switch {
+			case marked && paid[i].Open:
+				batch.Queue(`UPDATE walpost.owed SET `+becomesPaid+`, mark = true, attempts = $5 WHERE `+theDelivery, append(args, paid[i].Attempts)...)
+				continue
+			case e.Position.Compare(secured) > 0:
+				batch.Queue(`UPDATE walpost.owed SET `+becomesPaid+` WHERE `+theDelivery, args...)
+			default:
+				batch.Queue(`DELETE FROM walpost.owed WHERE `+theDelivery, args...)
+			}
+			if marked {
+				marks.add(table, outbox.Marked{Row: e.Row, EventID: e.ID, Attempts: paid[i].Attempts}, e.XID)
+			}
+		}
+		position := []any{s.slot, subscriber, secured.Epoch, secured.Commit.String(), secured.Ordinal}
+		batch.Queue(`
+			DELETE FROM walpost.owed WHERE slot = $1 AND subscriber = $2 AND state = 'paid' AND NOT mark
+			AND (epoch, commit_lsn, ordinal) <= ($3::int, $4::text::pg_lsn, $5::bigint)`, position...)
+		batch.Queue(`
+			UPDATE walpost.subscribers SET secured_epoch = $3, secured_commit = $4::text::pg_lsn, secured_ordinal = $5, updated_at = now()
+			WHERE slot = $1 AND name = $2
+			AND (secured_epoch, secured_commit, secured_ordinal) < ($3::int, $4::text::pg_lsn, $5::bigint)`, position...)
 		if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
 			return fmt.Errorf("record %d deliveries to %q as paid: %w", len(paid), subscriber, err)
 		}
@@ -68,17 +67,17 @@ func (s *Store) Failed(ctx context.Context, subscriber string, owed []lane.Owed)
 	if len(owed) == 0 {
 		return nil
 	}
-	var batch pgx.Batch
-	for i := range owed {
-		o := &owed[i]
-		// "NOT IN" and not "= 'waiting'", which would offer the index of all that wait.
-		batch.Queue(`
-			UPDATE walpost.owed SET attempts = $5, next_attempt = $6, first_failure = $7, last_failure = $8, error = $9
-			WHERE `+theDelivery+` AND state NOT IN ('dead', 'paid')`,
-			s.slot, o.Event.ID, o.Event.Source, subscriber,
-			o.Attempts, known(o.NextAttempt), known(o.FirstFailure), known(o.LastFailure), reason(o.Err))
-	}
 	return s.inTx(ctx, func(tx pgx.Tx) error {
+		var batch pgx.Batch
+		for i := range owed {
+			o := &owed[i]
+			// "NOT IN" and not "= 'waiting'", which would offer the index of all that wait.
+			batch.Queue(`
+				UPDATE walpost.owed SET attempts = $5, next_attempt = $6, first_failure = $7, last_failure = $8, error = $9
+				WHERE `+theDelivery+` AND state NOT IN ('dead', 'paid')`,
+				s.slot, o.Event.ID, o.Event.Source, subscriber,
+				o.Attempts, known(o.NextAttempt), known(o.FirstFailure), known(o.LastFailure), reason(o.Err))
+		}
 		if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
 			return fmt.Errorf("record %d failed attempts of %q: %w", len(owed), subscriber, err)
 		}

@@ -1,6 +1,7 @@
 package debt_test
 
 import (
+	"context"
 	"runtime"
 	"strings"
 	"sync"
@@ -169,6 +170,50 @@ func TestPaid_isAllOrNothing(t *testing.T) {
 	}
 	want(t, "owed", len(waiting(t, store, "sub")), 1)
 	want(t, "secured", db.Text(`SELECT secured_commit::text FROM walpost.subscribers`), "0/0")
+}
+
+// A person and the relay change the same deliveries, each in an order of their own.
+func TestPaid_beginsAgainAfterADeadlock(t *testing.T) {
+	db := testdb.New(t)
+	store, events := open(t, db, lessons()), fill(t, db, 2)
+	record(t, store, "sub", events...)
+	person, err := db.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	touch := func(eventID string) error {
+		_, err := person.Exec(t.Context(), `UPDATE walpost.owed SET attempts = 9 WHERE event_id = $1`, eventID)
+		return err
+	}
+	// Later than the relay's second, so that it is the relay that loses.
+	if _, err := person.Exec(t.Context(), `SET LOCAL deadlock_timeout = '20s'`); err != nil {
+		t.Fatal(err)
+	}
+	if err := touch("e2"); err != nil {
+		t.Fatal(err)
+	}
+	paid := make(chan error, 1)
+	go func() {
+		paid <- store.Paid(context.Background(), "sub", []lane.Paid{{Event: events[0]}, {Event: events[1]}}, events[1].Position)
+	}()
+	for deadline := time.Now().Add(20 * time.Second); db.Int(`SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE NOT l.granted AND a.datname = current_database()`) == 0; {
+		if time.Now().After(deadline) {
+			t.Fatal("Paid never waited for the person")
+		}
+	}
+	if err := touch("e1"); err == nil {
+		err = person.Commit(t.Context())
+		if err != nil {
+			t.Error(err)
+		}
+	} else if err := person.Rollback(t.Context()); err != nil { // the machine was slow, and the person lost
+		t.Error(err)
+	}
+	if err := <-paid; err != nil {
+		t.Errorf("got %v, want the payment to begin again", err)
+	}
+	want(t, "owed", db.Int(`SELECT count(*) FROM walpost.owed`), 0)
+	want(t, "marked", marked(db), "e1:0 e2:0")
 }
 
 // A large debt is paid in bounded memory, whatever was paid before it.

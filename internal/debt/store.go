@@ -64,8 +64,15 @@ func (s *Store) current() map[string]*outbox.Table {
 	return s.tables
 }
 
+// inTx runs fn in a transaction, and again when that lost a deadlock: a person and the relay may change the
+// same deliveries in any order, and the relay marks the same rows elsewhere.
 func (s *Store) inTx(ctx context.Context, fn func(pgx.Tx) error) error {
-	return postgres.InTx(ctx, s.pool, fn)
+	for again := 5; ; again-- {
+		err := postgres.InTx(ctx, s.pool, fn)
+		if postgres.Code(err) != "40P01" || again == 0 { // deadlock_detected
+			return err
+		}
+	}
 }
 
 // Count is a number of owed deliveries.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/debt/debttest"
@@ -356,4 +357,14 @@ func TestStores_ofDifferentSlotsHaveNothingToDoWithEachOther(t *testing.T) {
 	if want := []debt.Count{{Subscriber: "sub", State: "waiting", Number: 1}}; !slices.Equal(counts, want) {
 		t.Errorf("counts: got %v, want %v", counts, want)
 	}
+}
+
+// openAs opens a pool whose sessions have another role.
+func openAs(t *testing.T, db *testdb.DB, role string) (*pgxpool.Pool, error) {
+	t.Helper()
+	pool, err := postgres.Open(t.Context(), db.DSN+"&role="+role, t.Name())
+	if err == nil {
+		t.Cleanup(pool.Close)
+	}
+	return pool, err
 }

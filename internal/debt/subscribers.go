@@ -104,15 +104,15 @@ func (s *Store) Forget(ctx context.Context, name, who, why string) error {
 		return fmt.Errorf("forget subscriber %q: %w", name, err)
 	}
 	err = s.inTx(ctx, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, `DELETE FROM walpost.subscribers WHERE slot = $1 AND name = $2`, s.slot, name); err != nil {
-			return err
-		}
 		// Clean removes those whose rows are still to be marked.
 		if _, err := tx.Exec(ctx, `
 			DELETE FROM walpost.owed WHERE slot = $1 AND subscriber = $2 AND state = 'paid' AND NOT mark`, s.slot, name); err != nil {
 			return err
 		}
 		if _, err := tx.Exec(ctx, `DELETE FROM walpost.inbox WHERE slot = $1 AND subscriber = $2`, s.slot, name); err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, `DELETE FROM walpost.subscribers WHERE slot = $1 AND name = $2`, s.slot, name); err != nil {
 			return err
 		}
 		_, err = s.audit(ctx, tx, who, "forget", map[string]any{"subscriber": name, "deliveries": discarded}, why)

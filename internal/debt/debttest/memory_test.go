@@ -19,7 +19,7 @@ func TestMemory_failsWhenToldTo(t *testing.T) {
 	refused, again := errors.New("refused"), errors.New("refused again")
 	m.FailNext(refused, again)
 	for _, want := range []error{refused, again, nil} {
-		if got := m.Record(t.Context(), "sub", []lane.Owed{{Event: e}}); got != want {
+		if got := m.Record(t.Context(), "sub", []lane.Owed{{Event: e}}); !errors.Is(got, want) {
 			t.Errorf("got %v, want %v", got, want)
 		}
 		if got := len(m.Owed("sub", lane.StateWaiting)); (got == 1) != (want == nil) {

@@ -1,0 +1,397 @@
+package debt_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/backendstart/walpost/internal/debt"
+	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/lane"
+	"github.com/backendstart/walpost/internal/outbox"
+	"github.com/backendstart/walpost/internal/testdb"
+)
+
+func dead(t *testing.T, store *debt.Store, subscriber, reason string, events ...*event.Event) {
+	t.Helper()
+	for _, e := range events {
+		if err := store.Dead(t.Context(), subscriber, lane.Owed{Event: e, Attempts: 2, Err: reason}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func discard(t *testing.T, store *debt.Store, filter debt.Filter) int {
+	t.Helper()
+	n, err := store.Discard(t.Context(), filter, "me", "why not")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func ids(owed []lane.Owed) string {
+	var ids []string
+	for _, o := range owed {
+		ids = append(ids, o.Event.ID)
+	}
+	return strings.Join(ids, " ")
+}
+
+func TestList_choosesByEveryField(t *testing.T) {
+	db := testdb.New(t)
+	store := open(t, db)
+	events := fill(t, db, 4)
+	events[1].Type = "other"
+	record(t, store, "a", events[:3]...)
+	dead(t, store, "a", "503 from the receiver", events[3])
+	dead(t, store, "b", "100% wrong", events[0])
+	record(t, store, "b", events[1])
+	pay(t, store, "b", 0, lane.Paid{Event: events[1]})
+	db.Exec(`UPDATE walpost.owed SET recorded_at = '2024-01-01' WHERE event_id = 'e3'`)
+	year := time.Date(2024, 6, 1, 0, 0, 0, 0, time.UTC)
+	for _, test := range []struct {
+		filter debt.Filter
+		want   string
+	}{
+		{debt.Filter{}, "a/e1 a/e2 a/e3 a/e4 b/e1"},
+		{debt.Filter{Limit: 2}, "a/e1 a/e2"},
+		{debt.Filter{Subscriber: "b"}, "b/e1"},
+		{debt.Filter{State: lane.StateDead}, "a/e4 b/e1"},
+		{debt.Filter{State: lane.StatePaid}, "b/e2"},
+		{debt.Filter{State: "no'such"}, ""},
+		{debt.Filter{Source: "lessons", EventID: "e1"}, "a/e1 b/e1"},
+		{debt.Filter{Source: "another"}, ""},
+		{debt.Filter{Type: "other"}, "a/e2"},
+		{debt.Filter{Key: "k3"}, "a/e3"},
+		{debt.Filter{Since: year}, "a/e1 a/e2 a/e4 b/e1"},
+		{debt.Filter{Until: year}, "a/e3"},
+		{debt.Filter{Error: "503"}, "a/e4"},
+		{debt.Filter{Error: "%"}, "b/e1"},
+		{debt.Filter{Error: "503", Type: "other"}, ""},
+	} {
+		rows, err := store.List(t.Context(), test.filter)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, row := range rows {
+			got = append(got, row.Subscriber+"/"+row.Event.ID)
+		}
+		if got := strings.Join(got, " "); got != test.want {
+			t.Errorf("%+v: got %s, want %s", test.filter, got, test.want)
+		}
+	}
+}
+
+func TestListAndShow_tellWhatIsRecorded(t *testing.T) {
+	db := testdb.New(t)
+	store, events := open(t, db, lessons()), fill(t, db, 1)
+	record(t, store, "a", events...)
+	dead(t, store, "b", "no", events...)
+	for _, show := range []bool{false, true} {
+		rows, err := store.List(t.Context(), debt.Filter{EventID: "e1"})
+		payload := ""
+		if show {
+			rows, err = store.Show(t.Context(), "e1")
+			payload = `{"n": 1}`
+		}
+		if err != nil || len(rows) != 2 {
+			t.Fatalf("got %d rows, %v", len(rows), err)
+		}
+		for i, row := range rows {
+			want(t, "payload", string(row.Event.Payload), payload)
+			want(t, "key", row.Event.Key, "k1")
+			want(t, "position", row.Event.Position, events[0].Position)
+			want(t, "copied", row.Copied, i == 1)
+			if age := time.Since(row.RecordedAt); age < 0 || age > time.Hour {
+				t.Errorf("recorded at %v, want just now", row.RecordedAt)
+			}
+		}
+		if b := rows[1]; b.Subscriber != "b" || b.State != lane.StateDead || b.Err != "no" || b.Attempts != 2 {
+			t.Errorf("got %+v", b)
+		}
+	}
+}
+
+func TestDiscard_settlesAndMarksWhatNobodyElseIsOwed(t *testing.T) {
+	db := testdb.New(t)
+	store, events := open(t, db, lessons()), fill(t, db, 3)
+	stand(db, 1000)
+	dead(t, store, "a", "no", events...)
+	dead(t, store, "b", "no", events[1])
+	record(t, store, "b", events[2])
+	want(t, "discarded", discard(t, store, debt.Filter{Subscriber: "a"}), 3)
+	want(t, "marked, while two are owed to b", marked(db), "e1:2")
+	want(t, "discarded", discard(t, store, debt.Filter{Subscriber: "b", Key: "k2"}), 1)
+	want(t, "marked, while one is owed to b", marked(db), "e1:2 e2:2")
+	want(t, "left", db.Text(`SELECT string_agg(subscriber || event_id || state, ' ') FROM walpost.owed`), "be3waiting")
+	want(t, "audit", strings.Join(db.Texts(`SELECT who || ' ' || action || ' ' || (what->>'deliveries') || ' ' || (what->>'subscriber') || ' ' || why FROM walpost.audit ORDER BY id`), "; "),
+		"me discard 3 a why not; me discard 1 b why not")
+}
+
+func TestDiscard_marksTheRowOfSeveralSubscribersOnce(t *testing.T) {
+	db := testdb.New(t)
+	store, events := open(t, db, lessons()), fill(t, db, 1)
+	stand(db, 1000)
+	dead(t, store, "a", "no", events...)
+	dead(t, store, "b", "no", events...)
+	want(t, "discarded", discard(t, store, debt.Filter{EventID: "e1"}), 2)
+	want(t, "marked", marked(db), "e1:4")
+}
+
+// After a crash the stream brings the event again: it must be known that a person has given it up.
+func TestDiscard_keepsInMindWhatTheStreamMightBringAgain(t *testing.T) {
+	db := testdb.New(t)
+	store, events := open(t, db, lessons()), fill(t, db, 1)
+	stand(db, events[0].Position.Commit)
+	record(t, store, "a", events...)
+	want(t, "discarded", discard(t, store, debt.Filter{Subscriber: "a"}), 1)
+	states, err := store.Known(t.Context(), "a", events)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want(t, "state", states[0], lane.StatePaid)
+	want(t, "marked", marked(db), "")
+	want(t, "discarded again", discard(t, store, debt.Filter{Subscriber: "a"}), 0)
+	pay(t, store, "a", 1000) // secured has passed it, but it may be open for another subscriber
+	stand(db, 1000)
+	if n, err := store.Clean(t.Context()); n != 1 || err != nil {
+		t.Errorf("cleaned %d, %v, want 1", n, err)
+	}
+	want(t, "marked", marked(db), "e1:0")
+}
+
+func TestDiscard_stopsAtTheLimitAndTakesManyPieces(t *testing.T) {
+	db := testdb.New(t)
+	store, events := open(t, db), fill(t, db, 2300)
+	stand(db, 1<<40)
+	record(t, store, "a", events...)
+	want(t, "discarded", discard(t, store, debt.Filter{Subscriber: "a", Limit: 3}), 3)
+	want(t, "discarded", discard(t, store, debt.Filter{Subscriber: "a"}), 2297)
+	want(t, "audited", db.Text(`SELECT string_agg(what->>'deliveries', ' ' ORDER BY id) FROM walpost.audit`), "3 2297")
+}
+
+func TestDiscard_refusesAFilterThatChoosesEverything(t *testing.T) {
+	store := open(t, testdb.New(t))
+	for _, filter := range []debt.Filter{{}, {Limit: 10}, {State: lane.StateDead}, {Subscriber: "a", State: lane.StatePaid}} {
+		if _, err := store.Discard(t.Context(), filter, "me", ""); err == nil {
+			t.Errorf("%+v: got no error", filter)
+		}
+	}
+}
+
+func TestAdd_makesEventsOwedBeforeAllThatTheStreamBrings(t *testing.T) {
+	db := testdb.New(t)
+	store, events := open(t, db, lessons()), fill(t, db, 12)
+	subscribe(db, "a")
+	stand(db, 0x58)
+	record(t, store, "a", events[10])
+	add := func(state lane.State, ids ...string) int {
+		t.Helper()
+		n, err := store.Add(t.Context(), "a", ids, state, "me", "why not")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	// Sorted as text e10 comes before e2; the table knows better.
+	want(t, "added", add(lane.StateWaiting, "e10", "e2", "nobody's", "e11", "e2"), 2)
+	want(t, "added again", add(lane.StateWaiting, "e2"), 0)
+	want(t, "added after those", add(lane.StateWaiting, "e1"), 1)
+	got := waiting(t, store, "a")
+	want(t, "waiting", ids(got), "e2 e10 e1 e11")
+	want(t, "position", got[1].Event.Position, event.Position{Epoch: 1, Commit: 0x57, Ordinal: 1})
+	want(t, "payload", string(got[1].Event.Payload), `{"n": 10}`)
+	want(t, "dead", add(lane.StateDead, "e3"), 1)
+	want(t, "waiting", ids(waiting(t, store, "a")), "e2 e10 e1 e11")
+	want(t, "audit", db.Text(`SELECT who || action || (what->>'events') || (what->>'deliveries') FROM walpost.audit ORDER BY id LIMIT 1`),
+		`meadd["e10", "e11", "e2", "nobody's"]2`)
+}
+
+func TestAdd_ofWaitingOnesAsDeadEndsAnOutage(t *testing.T) {
+	db := testdb.New(t)
+	store, events := open(t, db, lessons()), fill(t, db, 4)
+	subscribe(db, "a")
+	stand(db, 1000)
+	record(t, store, "a", events[:3]...)
+	dead(t, store, "a", "of its own", events[3])
+	db.Exec(`DELETE FROM outbox WHERE id = 2`)
+	n, err := store.Add(t.Context(), "a", []string{"e1", "e2", "e4"}, lane.StateDead, "me", "the receiver is gone for good")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want(t, "ended", n, 2)
+	want(t, "waiting", ids(waiting(t, store, "a")), "e3")
+	rows, err := store.List(t.Context(), debt.Filter{State: lane.StateDead})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, reason := range []string{"made dead by me: the receiver is gone for good", "made dead by me: the receiver is gone for good", "of its own"} {
+		want(t, "reason", rows[i].Err, reason)
+		want(t, "copied", rows[i].Copied, i != 1)
+	}
+	want(t, "invalid", rows[1].Event.Invalid, debt.Gone)
+}
+
+func TestAdd_refusesWhatCannotBeMeant(t *testing.T) {
+	db := testdb.New(t)
+	store := open(t, db, lessons())
+	add := func(state lane.State, ids ...string) string {
+		t.Helper()
+		_, err := store.Add(t.Context(), "a", ids, state, "me", "")
+		if err == nil {
+			t.Fatal("got no error")
+		}
+		return err.Error()
+	}
+	for _, test := range []struct{ got, want string }{
+		{add(lane.StatePaid, "e1"), `must be waiting or dead`},
+		{add(lane.StateWaiting, make([]string, 1001)...), `too many`},
+		{add(lane.StateWaiting, "e1"), `slot "s" is not known`},
+	} {
+		if !strings.Contains(test.got, test.want) {
+			t.Errorf("got %q, want it to say %q", test.got, test.want)
+		}
+	}
+	stand(db, 8)
+	if got := add(lane.StateWaiting, "e1"); !strings.Contains(got, `no subscriber "a"`) {
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestSubscribers_tellWhereTheyStand(t *testing.T) {
+	db := testdb.New(t)
+	store, events := open(t, db), fill(t, db, 3)
+	subscribe(db, "b", "a")
+	db.Exec(`INSERT INTO walpost.subscribers (slot, name) VALUES ('another', 'c')`)
+	record(t, store, "a", events[:2]...)
+	dead(t, store, "a", "no", events[2])
+	pay(t, store, "a", 0x20)
+	if err := store.Pause(t.Context(), "a", "me", "maintenance"); err != nil {
+		t.Fatal(err)
+	}
+	got, err := store.Subscribers(t.Context())
+	if err != nil || len(got) != 2 {
+		t.Fatalf("got %+v, %v", got, err)
+	}
+	a := got[0]
+	a.LastSeen = time.Time{}
+	want(t, "a", a, debt.SubscriberRow{Name: "a", Paused: true, Secured: event.Position{Epoch: 1, Commit: 0x20}, Waiting: 2, Dead: 1})
+	want(t, "b", got[1].Name, "b")
+}
+
+func TestPauseAndResume_areAuditedWhenTheyChangeSomething(t *testing.T) {
+	db := testdb.New(t)
+	store := open(t, db)
+	subscribe(db, "a")
+	for _, change := range []error{
+		store.Pause(t.Context(), "a", "me", "\x00maintenance"), store.Pause(t.Context(), "a", "me", ""),
+		store.Resume(t.Context(), "a", "you", "over"), store.Resume(t.Context(), "a", "you", ""),
+	} {
+		if change != nil {
+			t.Error(change)
+		}
+	}
+	got := db.Texts(`SELECT who || ' ' || action || ' ' || (what->>'subscriber') || ' ' || why FROM walpost.audit ORDER BY id`)
+	if want := []string{"me pause a maintenance", "you resume a over"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if err := store.Pause(t.Context(), "nobody", "me", ""); err == nil || !strings.Contains(err.Error(), `no subscriber "nobody"`) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestForget_leavesNothingOfASubscriber(t *testing.T) {
+	db := testdb.New(t)
+	store, events := open(t, db, lessons()), fill(t, db, 4)
+	subscribe(db, "a", "b")
+	stand(db, events[2].Position.Commit) // the third might come again
+	for _, subscriber := range []string{"a", "b"} {
+		db.Exec(`INSERT INTO walpost.inbox (slot, subscriber, event_id) VALUES ($1, $2, 'e1')`, slot, subscriber)
+	}
+	record(t, store, "a", events[0], events[2])
+	dead(t, store, "a", "no", events[1])
+	record(t, store, "b", events[1])
+	record(t, store, "a", events[3])
+	pay(t, store, "a", 0, lane.Paid{Event: events[3]})
+	if err := store.Forget(t.Context(), "a", "me", "not used any more"); err != nil {
+		t.Fatal(err)
+	}
+	want(t, "marked", marked(db), "e1:0 e4:0")
+	want(t, "waiting for b", ids(waiting(t, store, "b")), "e2")
+	stand(db, 1000)
+	if n, err := store.Clean(t.Context()); n != 1 || err != nil {
+		t.Errorf("cleaned %d, %v, want the one that might have come again", n, err)
+	}
+	want(t, "marked", marked(db), "e1:0 e3:0 e4:0")
+	want(t, "left of it", db.Int(`SELECT (SELECT count(*) FROM walpost.owed WHERE subscriber = 'a')
+		+ (SELECT count(*) FROM walpost.inbox WHERE subscriber = 'a') + (SELECT count(*) FROM walpost.subscribers WHERE name = 'a')`), 0)
+	want(t, "inbox of b", db.Int(`SELECT count(*) FROM walpost.inbox`), 1)
+	if err := store.Forget(t.Context(), "a", "me", ""); err == nil || !strings.Contains(err.Error(), `no subscriber "a"`) {
+		t.Errorf("forgotten twice: got %v", err)
+	}
+}
+
+func TestPeoplesChanges_areToldToWhoListens(t *testing.T) {
+	db := testdb.New(t)
+	store, events := open(t, db), fill(t, db, 1)
+	subscribe(db, "a")
+	record(t, store, "a", events...)
+	conn, err := db.Pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	if _, err := conn.Exec(t.Context(), `LISTEN `+pgx.Identifier{debt.Channel}.Sanitize()); err != nil {
+		t.Fatal(err)
+	}
+	for _, change := range []func() error{
+		func() error { return store.Pause(t.Context(), "a", "me", "") },
+		func() error { _, err := store.Discard(t.Context(), debt.Filter{Subscriber: "a"}, "me", ""); return err },
+		func() error { return store.Forget(t.Context(), "a", "me", "") },
+	} {
+		if err := change(); err != nil {
+			t.Fatal(err)
+		}
+		told, err := conn.Conn().WaitForNotification(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		want(t, "told of slot", told.Payload, slot)
+	}
+}
+
+// The relay's role has DML on walpost's tables and column grants on the outbox (POSTGRES §11).
+func TestStore_needsNoMoreRightsThanTheRelayHas(t *testing.T) {
+	db := testdb.New(t)
+	events := fill(t, db, 2)
+	subscribe(db, "a")
+	stand(db, 1000)
+	role := db.Name + "_relay"
+	db.Exec(`CREATE ROLE ` + role)
+	t.Cleanup(func() { db.Exec(`DROP OWNED BY ` + role + `; DROP ROLE ` + role) })
+	db.Exec(`GRANT USAGE ON SCHEMA walpost TO ` + role + `; GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA walpost TO ` + role +
+		`; GRANT SELECT, UPDATE (published_at, attempts) ON outbox TO ` + role)
+	pool, err := openAs(t, db, role)
+	if err != nil {
+		t.Fatal(err)
+	}
+	table, err := lessons().Inspect(t.Context(), db.Pool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	store := debt.NewStore(pool, slot)
+	store.Use([]*outbox.Table{table})
+	record(t, store, "a", events...)
+	owed := waiting(t, store, "a")
+	pay(t, store, "a", 100, lane.Paid{Event: owed[0].Event})
+	want(t, "discarded", discard(t, store, debt.Filter{Subscriber: "a"}), 1)
+	if err := store.Forget(t.Context(), "a", "me", ""); err != nil {
+		t.Fatal(err)
+	}
+	want(t, "marked", marked(db), "e1:0 e2:0")
+}
