@@ -109,6 +109,7 @@ func TestSoak_outageWithKillsLosesNothingAndKeepsOrder(t *testing.T) {
 	}
 	behave(db, "away", "ok")
 	relay := startLedgers(t, db, options)
+	relay.AwaitStreaming()
 	testprogram.Within(t, 10*time.Minute, "everything to be written", func() bool {
 		return db.Int(`SELECT count(*) FROM outbox`) > int64(events-10*writers)
 	})
