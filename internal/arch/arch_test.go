@@ -56,7 +56,7 @@ var rooms = []room{
 
 	// For tests.
 	{"testdb", "pgserver postgres"},
-	{"testprogram", "testdb"},
+	{"testprogram", "event testdb"},
 	{"subscriber/subscribertest", "event subscriber testdb"},
 	{"debt/debttest", "event lane"},
 }

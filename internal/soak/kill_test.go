@@ -46,7 +46,9 @@ func TestSoak_relayKilledAtAnyMomentHasEveryEffectOnce(t *testing.T) {
 	stop()
 
 	relay := startRelay(t, db)
+	ops := relay.AwaitStreaming()
 	testprogram.AwaitEffects(t, db)
+	testprogram.AwaitIdle(t, db, ops)
 	relay.Stop()
 	if got := testprogram.StillToCome(t, db); got != 0 {
 		t.Errorf("after the clean stop in the end the server would send %d events again", got)

@@ -23,7 +23,7 @@ import (
 func TestSoak_commitToHandledAtAHundredCompletionsASecond(t *testing.T) {
 	db := testdb.New(t)
 	api := startAPI(t, db).AwaitAPI()
-	relay := testprogram.Start(t, []string{"WALPOST_DATABASE_URL=" + db.DSN}, "relay", "--slot="+db.Name, "--ops-listen=127.0.0.1:0")
+	relay := startRelay(t, db)
 	ops := relay.AwaitStreaming()
 	seconds := rounds(t, 30)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Duration(seconds)*time.Second)

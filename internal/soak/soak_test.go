@@ -95,7 +95,7 @@ func startLedgers(t *testing.T, db *testdb.DB, o relayOptions) *testprogram.Proc
 func startRelay(t *testing.T, db *testdb.DB) *testprogram.Process {
 	t.Helper()
 	return testprogram.Start(t, []string{"WALPOST_DATABASE_URL=" + db.DSN},
-		"relay", "--slot="+db.Name, "--ops-listen=127.0.0.1:0", "--log-level=warn")
+		"relay", "--slot="+db.Name, "--ops-listen=127.0.0.1:0")
 }
 
 // startAPI starts the real API.

@@ -39,7 +39,9 @@ func TestSoak_cleanStopsLoseNothingAndRepeatNothing(t *testing.T) {
 	stop()
 
 	relay := startLedgers(t, db, options)
+	ops := relay.AwaitStreaming()
 	testprogram.AwaitPublished(t, db, time.Minute)
+	testprogram.AwaitIdle(t, db, ops)
 	relay.Stop()
 	wantAll(t, db, options.subscribers...)
 	wantOrder(t, db)

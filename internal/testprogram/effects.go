@@ -1,9 +1,13 @@
 package testprogram
 
 import (
+	"encoding/json"
+	"net/http"
+	"slices"
 	"testing"
 	"time"
 
+	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/testdb"
 )
 
@@ -60,6 +64,53 @@ func AwaitPublished(t testing.TB, db *testdb.DB, patience time.Duration) {
 	Within(t, patience, "every row to be published", func() bool {
 		return db.Int(`SELECT count(*) FROM (SELECT FROM outbox WHERE published_at IS NULL LIMIT 1) o`) == 0
 	})
+}
+
+// AwaitIdle waits until the relay with this ops server has read everything that is written by now, and
+// holds none of it. Rows can be published before that: by a relay that was killed over its confirm.
+func AwaitIdle(t testing.TB, db *testdb.DB, ops string) {
+	t.Helper()
+	end, err := event.ParseLSN(db.Text(`SELECT pg_current_wal_insert_lsn()::text`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	Eventually(t, "the relay to have read everything and to hold nothing", func() bool {
+		progress := progressOf(t, ops)
+		received, err := event.ParseLSN(progress.ReceivedLSN)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return received >= end && progress.OpenEvents == 0 &&
+			!slices.ContainsFunc(progress.Subscribers, func(s holder) bool { return s.HoldingWALBytes > 0 })
+	})
+}
+
+// progress is what this package needs of /progress.
+type progress struct {
+	ReceivedLSN string   `json:"received_lsn"`
+	OpenEvents  int      `json:"open_events"`
+	Subscribers []holder `json:"subscribers"`
+}
+
+type holder struct {
+	HoldingWALBytes int64 `json:"holding_wal_bytes"`
+}
+
+func progressOf(t testing.TB, ops string) (p progress) {
+	t.Helper()
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, ops+"/progress", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	if err := json.NewDecoder(response.Body).Decode(&p); err != nil {
+		t.Fatalf("progress of the relay, %s: %v", response.Status, err)
+	}
+	return p
 }
 
 // StillToCome counts the rows that the server would send to the next relay. The slot has the database's
