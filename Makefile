@@ -15,7 +15,8 @@ build: ## The static binary, bin/walpost
 
 demo: ## Postgres, API, relay and traffic in one process; ARGS="--rate 10" and the like
 	@sh scripts/ensure-postgres.sh
-	@go run ./cmd/walpost demo $(ARGS)
+	@go build -o bin/walpost ./cmd/walpost
+	@exec bin/walpost demo $(ARGS)
 
 test: ## Every test against a real Postgres with the race detector, under 5 minutes; PKG=./internal/lane for one room
 	@sh scripts/ensure-postgres.sh

@@ -23,20 +23,21 @@ func BenchmarkTracker(b *testing.B) {
 			at := event.LSN(8)
 			if test.held {
 				tracker.Begin(at)
-				tracker.Add(ev, everybody)
+				tracker.Add(ev, everybody, false)
 				tracker.Commit(at + 8)
 			}
 			b.ReportAllocs()
 			for n := 0; b.Loop(); n++ {
 				at += 16
 				tracker.Begin(at)
-				entry := tracker.Add(ev, everybody)
+				entry := tracker.Add(ev, everybody, false)
 				tracker.Commit(at + 8)
 				for i := range entry.Deliveries() {
 					tracker.Finish(&entry.Deliveries()[i], false, 0)
 				}
 				if n%1000 == 0 {
-					tracker.Recorded(tracker.Take())
+					settled := tracker.Take()
+					tracker.Recorded(settled, settled.Finished)
 				}
 			}
 		})

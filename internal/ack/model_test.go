@@ -17,6 +17,7 @@ type model struct {
 	inside       bool                // the last transaction has not committed
 	confirmed    event.LSN
 	lsn          event.LSN // the stream has come so far
+	paid         bool      // some debt reaches less far back than at the last take
 }
 
 type modelTransaction struct {
@@ -29,8 +30,9 @@ type modelEntry struct {
 	*ack.Entry
 	transaction *modelTransaction
 	open        map[int]*ack.Delivery
+	waiting     map[int]bool // as debt
 	attempts    int
-	dead        bool
+	owed        bool
 	taken       bool
 	written     bool
 }
@@ -72,8 +74,8 @@ func (m *model) add(tracker tracked, random *rand.Rand) {
 		}
 	}
 	e := &modelEntry{
-		Entry: tracker.Add(ev, wanted), transaction: x,
-		open: make(map[int]*ack.Delivery),
+		Entry: tracker.Add(ev, wanted, false), transaction: x,
+		open: make(map[int]*ack.Delivery), waiting: make(map[int]bool),
 	}
 	for i := range e.Deliveries() {
 		d := &e.Deliveries()[i]
@@ -93,8 +95,50 @@ func (m *model) finish(tracker tracked, random *rand.Rand) {
 	}
 	dead, attempts := random.IntN(4) == 0, random.IntN(3)
 	e.attempts += attempts
-	e.dead = e.dead || dead
+	e.owed = e.owed || dead
 	tracker.Finish(m.close(e, s), dead, attempts)
+}
+
+// secure makes debt of one open delivery and of some later ones of the same subscriber.
+func (m *model) secure(tracker tracked, random *rand.Rand) {
+	first, s := m.anyOpen(random)
+	if first == nil {
+		return
+	}
+	var secured []*ack.Delivery
+	for _, e := range m.entries {
+		if e == first || e.open[s] != nil && e.Event.Position.Compare(first.Event.Position) > 0 && random.IntN(2) == 0 {
+			e.owed, e.waiting[s] = true, true
+			secured = append(secured, m.close(e, s))
+		}
+	}
+	tracker.Secure(secured)
+}
+
+// pay ends some of a subscriber's debt, from its oldest on.
+func (m *model) pay(tracker tracked, random *rand.Rand) {
+	s := random.IntN(modelSubscribers)
+	before := m.owesSince(s)
+	for _, e := range m.entries {
+		if e.waiting[s] {
+			if random.IntN(3) == 0 {
+				break
+			}
+			delete(e.waiting, s)
+		}
+	}
+	after := m.owesSince(s)
+	m.paid = m.paid || before != nil && (after == nil || *after != *before)
+	tracker.Owes(s, after)
+}
+
+func (m *model) owesSince(s int) *event.Position {
+	for _, e := range m.entries {
+		if e.waiting[s] {
+			return &e.Event.Position
+		}
+	}
+	return nil
 }
 
 func (m *model) close(e *modelEntry, s int) *ack.Delivery {
@@ -136,8 +180,15 @@ func (m *model) prefix() event.LSN {
 }
 
 func (m *model) take(got ack.Settled) error {
-	if got.Confirm != m.prefix() {
-		return fmt.Errorf("take: confirm %d, want %d", got.Confirm, m.prefix())
+	finished := m.prefix()
+	for s := range modelSubscribers {
+		if since := m.owesSince(s); since != nil {
+			finished = min(finished, since.Commit)
+		}
+	}
+	finished = max(finished, m.confirmed)
+	if got.Secured != m.prefix() || got.Finished != finished {
+		return fmt.Errorf("take: finished %d and secured %d, want %d and %d", got.Finished, got.Secured, finished, m.prefix())
 	}
 	n := 0
 	for _, e := range m.entries {
@@ -149,12 +200,23 @@ func (m *model) take(got ack.Settled) error {
 		switch {
 		case !slices.Contains(got.Entries, e.Entry):
 			return fmt.Errorf("take: event %q is missing", e.Event.ID)
-		case e.Attempts != e.attempts || e.Dead != e.dead:
-			return fmt.Errorf("take: event %q with %d attempts, dead %v, want %d and %v", e.Event.ID, e.Attempts, e.Dead, e.attempts, e.dead)
+		case e.Attempts != e.attempts || e.Owed != e.owed:
+			return fmt.Errorf("take: event %q with %d attempts, owed %v, want %d and %v", e.Event.ID, e.Attempts, e.Owed, e.attempts, e.owed)
 		}
 	}
-	if got.Finished != (n > 0) || len(got.Entries) != n {
-		return fmt.Errorf("take: %d entries, finished %v, want %d", len(got.Entries), got.Finished, n)
+	if got.Ended != (n > 0 || m.paid) || len(got.Entries) != n {
+		return fmt.Errorf("take: %d entries, ended %v, want %d", len(got.Entries), got.Ended, n)
+	}
+	m.paid = false
+	return nil
+}
+
+// holdsForDebt checks that within the WAL budget no transaction is let go of which something is waiting.
+func (m *model) holdsForDebt(confirm event.LSN) error {
+	for _, e := range m.entries {
+		if len(e.waiting) > 0 && confirm > e.transaction.commit && confirm > m.confirmed {
+			return fmt.Errorf("%d is to be confirmed although event %q of commit %d is waiting", confirm, e.Event.ID, e.transaction.commit)
+		}
 	}
 	return nil
 }
@@ -184,6 +246,9 @@ func (m *model) check(tracker tracked) error {
 				return fmt.Errorf("confirmed %d passes the commit %d of event %q, which is not recorded", confirmed, e.transaction.commit, e.Event.ID)
 			}
 		}
+		if got, want := tracker.StillOpen(e.Event.Position), e.owed && len(e.open) > 0; got != want {
+			return fmt.Errorf("event %q still open: %v, want %v", e.Event.ID, got, want)
+		}
 	}
 	if gotEvents, gotBytes := tracker.Open(); gotEvents != events || gotBytes != bytes {
 		return fmt.Errorf("window holds %d events and %d bytes, want %d and %d", gotEvents, gotBytes, events, bytes)
@@ -195,27 +260,35 @@ func (m *model) check(tracker tracked) error {
 		return fmt.Errorf("received %v, want %v", got, received)
 	}
 	for s := range modelSubscribers {
-		if err := m.checkSubscriber(tracker, s); err != nil {
+		if err := m.checkSubscriber(tracker, s, received); err != nil {
 			return fmt.Errorf("subscriber %d: %w", s, err)
 		}
 	}
 	return m.checkQueue(tracker, events)
 }
 
-func (m *model) checkSubscriber(tracker tracked, s int) error {
-	open := 0
+func (m *model) checkSubscriber(tracker tracked, s int, received event.Position) error {
+	open, secured := 0, received
 	var oldest *event.Event
 	for _, e := range m.entries {
 		if e.open[s] == nil {
 			continue
 		}
 		if oldest == nil {
-			oldest = e.Event
+			oldest, secured = e.Event, e.Event.Position
+			secured.Ordinal--
 		}
 		open++
 	}
 	if n, first := tracker.OpenOf(s); n != open || first != oldest {
 		return fmt.Errorf("%d open, the oldest %v, want %d and %v", n, first, open, oldest)
+	}
+	if got := tracker.Secured(s); got != secured {
+		return fmt.Errorf("secured up to %v, want %v", got, secured)
+	}
+	got, want := tracker.OwesSince(s), m.owesSince(s)
+	if (got == nil) != (want == nil) || got != nil && *got != *want {
+		return fmt.Errorf("owes since %v, want %v", got, want)
 	}
 	return nil
 }

@@ -12,12 +12,17 @@ import (
 // tracked is what the random test drives, so that it can be driven into planted bugs as well.
 type tracked interface {
 	Begin(commit event.LSN)
-	Add(ev *event.Event, subscribers []int) *ack.Entry
+	Add(ev *event.Event, subscribers []int, known bool) *ack.Entry
 	Commit(end event.LSN)
 	Marker(walEnd event.LSN)
 	Finish(d *ack.Delivery, dead bool, attempts int)
 	Take() ack.Settled
-	Recorded(s ack.Settled)
+	Recorded(s ack.Settled, confirm event.LSN)
+	Secure(deliveries []*ack.Delivery)
+	Owes(subscriber int, oldest *event.Position)
+	OwesSince(subscriber int) *event.Position
+	StillOpen(position event.Position) bool
+	Secured(subscriber int) event.Position
 	Confirmed() event.LSN
 	Pending() bool
 	HasRoom() bool
@@ -42,6 +47,7 @@ func TestPlainList_findsPlantedBugs(t *testing.T) {
 		"confirms one transaction too far":             func(t *ack.Tracker) tracked { return &tooFar{Tracker: t} },
 		"confirms before it is recorded":               func(t *ack.Tracker) tracked { return &tooEarly{Tracker: t} },
 		"believes keepalives in a transaction":         func(t *ack.Tracker) tracked { return &credulous{Tracker: t} },
+		"forgets debt":                                 func(t *ack.Tracker) tracked { return &forgetful{Tracker: t} },
 		"lets out of the window what was not recorded": func(t *ack.Tracker) tracked { return &leaky{Tracker: t} },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -84,7 +90,7 @@ type tooEarly struct {
 
 func (b *tooEarly) Take() ack.Settled {
 	s := b.Tracker.Take()
-	b.taken = s.Confirm
+	b.taken = s.Secured
 	return s
 }
 
@@ -102,6 +108,15 @@ func (b *credulous) Marker(walEnd event.LSN) {
 }
 
 func (b *credulous) Confirmed() event.LSN { return max(b.heard, b.Tracker.Confirmed()) }
+
+// forgetful confirms past what is waiting.
+type forgetful struct{ *ack.Tracker }
+
+func (b *forgetful) Take() ack.Settled {
+	s := b.Tracker.Take()
+	s.Finished = s.Secured
+	return s
+}
 
 // leaky forgets finished events as soon as they are taken.
 type leaky struct {
@@ -133,7 +148,7 @@ func compare(tracker tracked, seed uint64) error {
 	calm := random.IntN(20) // how seldom something finishes, so that queues grow long in some lives
 	for step := range 400 {
 		var what string
-		switch choice := random.IntN(12 + calm); {
+		switch choice := random.IntN(14 + calm); {
 		case choice == 0 && !inTake:
 			what, inTake = "take", true
 			settled = tracker.Take()
@@ -142,18 +157,30 @@ func compare(tracker tracked, seed uint64) error {
 			}
 		case choice <= 1 && inTake:
 			what, inTake = "recorded", false
-			tracker.Recorded(settled)
-			m.record(settled.Confirm)
+			confirm := settled.Finished
+			if random.IntN(5) == 0 { // above the WAL budget
+				confirm = settled.Secured
+			} else if err := m.holdsForDebt(confirm); err != nil {
+				return fmt.Errorf("step %d: %w", step, err)
+			}
+			tracker.Recorded(settled, confirm)
+			m.record(confirm)
 		case choice <= 4:
 			what = "finish"
 			m.finish(tracker, random)
 		case choice == 5:
+			what = "secure"
+			m.secure(tracker, random)
+		case choice == 6:
+			what = "pay"
+			m.pay(tracker, random)
+		case choice == 7:
 			what = "marker"
 			m.marker(tracker, random)
 		case !m.inside:
 			what = "begin"
 			m.begin(tracker)
-		case choice <= 8 || !tracker.HasRoom():
+		case choice <= 10 || !tracker.HasRoom():
 			what = "commit"
 			m.commit(tracker)
 		default:

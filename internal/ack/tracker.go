@@ -30,13 +30,14 @@ type Tracker struct {
 	newest    *transaction // guarded by mu
 	current   *transaction // begun and not yet committed; guarded by mu
 	received  event.Position
-	prefix    event.LSN // end of the last transaction that left the queue; guarded by mu
-	confirmed event.LSN // recorded; guarded by mu
-	subs      []sub     // guarded by mu
-	settled   []*Entry  // finished and not yet taken; guarded by mu
-	finished  bool      // an event finished since the last Take; guarded by mu
-	events    int       // in the window; guarded by mu
-	bytes     int64     // in the window; guarded by mu
+	prefix    event.LSN                 // end of the last transaction that left the queue; guarded by mu
+	confirmed event.LSN                 // recorded; guarded by mu
+	subs      []sub                     // guarded by mu
+	owing     map[event.Position]*Entry // owed to some and open for others; guarded by mu
+	settled   []*Entry                  // finished and not yet taken; guarded by mu
+	ended     bool                      // a delivery ended since the last Take; guarded by mu
+	events    int                       // in the window; guarded by mu
+	bytes     int64                     // in the window; guarded by mu
 }
 
 // Window bounds what is in memory. An event is admitted while both are below their limit, so a single
@@ -63,8 +64,9 @@ type Entry struct {
 	Event *event.Event
 	// Attempts is the number of failed attempts over all subscribers, final once the entry was taken.
 	Attempts int
-	// Dead tells that some subscriber has it as a dead letter, so that its row is not to be marked.
-	Dead bool
+	// Owed tells that some delivery was recorded in walpost.owed, so that its row is to be marked only if
+	// nothing of it is waiting or dead there any more.
+	Owed bool
 
 	txn        *transaction
 	open       int // deliveries that are not finished; guarded by Tracker.mu
@@ -86,10 +88,13 @@ type Delivery struct {
 // Subscriber is the number that the delivery was added for.
 func (d *Delivery) Subscriber() int { return d.subscriber }
 
-// sub is the list of a subscriber's open deliveries, oldest first.
+// sub is what the tracker knows of a subscriber: the list of its open deliveries, oldest first, and how
+// far back its debt reaches.
 type sub struct {
 	oldest, newest *Delivery
 	open           int
+	owed           *event.Position // oldest waiting delivery, nil without debt
+	unknown        bool            // nobody has looked yet whether there is debt
 }
 
 // New returns a tracker for a number of subscribers that starts at the slot's confirmed LSN.
@@ -101,6 +106,7 @@ func New(limit Window, subscribers int, confirmed event.LSN) *Tracker {
 		prefix:    confirmed,
 		confirmed: confirmed,
 		subs:      make([]sub, subscribers),
+		owing:     make(map[event.Position]*Entry),
 	}
 }
 
@@ -119,14 +125,15 @@ func (t *Tracker) Begin(commit event.LSN) {
 }
 
 // Add takes an event of the transaction in hand that subscribers want. With no subscribers it is
-// finished at once.
-func (t *Tracker) Add(ev *event.Event, subscribers []int) *Entry {
+// finished at once. known tells that others want it too and have dealt with it before, so that
+// something of it may be owed.
+func (t *Tracker) Add(ev *event.Event, subscribers []int, known bool) *Entry {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.current == nil {
 		panic(fmt.Sprintf("ack: event %v outside a transaction", ev.Position))
 	}
-	entry := &Entry{Event: ev, txn: t.current, open: len(subscribers)}
+	entry := &Entry{Event: ev, Owed: known, txn: t.current, open: len(subscribers)}
 	entry.deliveries = make([]Delivery, len(subscribers))
 	for i, s := range subscribers {
 		entry.deliveries[i] = Delivery{Entry: entry, subscriber: s}
@@ -174,23 +181,111 @@ func (t *Tracker) Marker(walEnd event.LSN) {
 func (t *Tracker) Finish(d *Delivery, dead bool, attempts int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.end(d, dead, attempts)
+}
+
+// Secure ends deliveries that were recorded as waiting: they leave the window, and the position that is
+// confirmed stays before the oldest of them as long as the WAL budget allows.
+func (t *Tracker) Secure(deliveries []*Delivery) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, d := range deliveries {
+		s := &t.subs[d.subscriber]
+		if s.owed == nil || d.Event.Position.Compare(*s.owed) < 0 {
+			position := d.Event.Position
+			s.owed = &position
+		}
+		t.end(d, true, 0)
+	}
+}
+
+func (t *Tracker) end(d *Delivery, owed bool, attempts int) {
 	if d.done {
-		panic(fmt.Sprintf("ack: delivery of %q to subscriber %d finished twice", d.Event.ID, d.subscriber))
+		panic(fmt.Sprintf("ack: delivery of %q to subscriber %d ended twice", d.Event.ID, d.subscriber))
 	}
 	d.done = true
 	t.subs[d.subscriber].remove(d)
-	d.Entry.Attempts += attempts
-	d.Dead = d.Dead || dead
-	d.Entry.open--
-	if d.Entry.open == 0 {
-		t.settle(d.Entry)
+	e := d.Entry
+	e.Attempts += attempts
+	e.Owed = e.Owed || owed
+	e.open--
+	switch {
+	case e.open == 0:
+		delete(t.owing, e.Event.Position)
+		t.settle(e)
+	case e.Owed:
+		t.owing[e.Event.Position] = e
 	}
+}
+
+// AwaitOwes lets nothing be confirmed for being finished until Owes has told a subscriber's debt.
+func (t *Tracker) AwaitOwes(subscriber int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.subs[subscriber].unknown = true
+}
+
+// Owes tells how far back a subscriber's debt reaches; nil means that nothing is waiting. Secure only
+// ever moves it back, so whoever calls Owes must have looked after its last Secure.
+func (t *Tracker) Owes(subscriber int, oldest *event.Position) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	before := t.subs[subscriber].owed
+	t.subs[subscriber].owed = oldest
+	t.subs[subscriber].unknown = false
+	if before != nil && (oldest == nil || *oldest != *before) {
+		t.ended = true // paid: a reason to record what may be confirmed now
+		signal(t.moved)
+	}
+}
+
+// OwesSince returns the position of a subscriber's oldest waiting delivery, nil without debt.
+func (t *Tracker) OwesSince(subscriber int) *event.Position {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.subs[subscriber].owed
+}
+
+// StillOpen reports whether an event of which something was owed is open for another subscriber: then
+// its row is marked when that ends, and not before.
+func (t *Tracker) StillOpen(position event.Position) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.owing[position] != nil
+}
+
+// Pressed reports whether the window is full and mainly one subscriber's, so that others wait for it.
+func (t *Tracker) Pressed(subscriber int) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.hasRoom() || t.subs[subscriber].open < t.limit.Events/4 {
+		return false
+	}
+	for i := range t.subs {
+		if i != subscriber && t.subs[i].open <= t.subs[subscriber].open/2 {
+			return true
+		}
+	}
+	return false
+}
+
+// Secured is the position up to which everything a subscriber wants is finished or owed.
+func (t *Tracker) Secured(subscriber int) event.Position {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	oldest := t.subs[subscriber].oldest
+	if oldest == nil {
+		return t.received
+	}
+	position := oldest.Event.Position
+	position.Ordinal-- // everything before it; of an ordinal 0 that is the transaction's beginning
+	return position
 }
 
 // settle moves an entry with nothing open to the ones that wait for their mark.
 func (t *Tracker) settle(e *Entry) {
 	t.settled = append(t.settled, e)
-	t.finished = true
+	t.ended = true
 	e.txn.open--
 	t.completed(e.txn)
 	e.txn = nil
@@ -222,31 +317,46 @@ func (t *Tracker) completed(x *transaction) {
 // Settled is what Take found: events to mark, and what may be confirmed once they are.
 type Settled struct {
 	Entries []*Entry
-	// Confirm is safe as soon as the entries are marked.
-	Confirm event.LSN
-	// Finished tells that an event finished since the last Take. Without one there is no reason to
-	// write to the database.
-	Finished bool
+	// Finished is the end of what is finished: delivered, or dead. Confirming it holds WAL for every
+	// subscriber in debt.
+	Finished event.LSN
+	// Secured is the end of what is finished or recorded as waiting. It is never below Finished.
+	Secured event.LSN
+	// Ended tells that a delivery ended since the last Take. Without one there is no reason to write to
+	// the database.
+	Ended bool
 }
 
 // Take returns all that has settled since the last call. It does not leave the window before Recorded.
 func (t *Tracker) Take() Settled {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	s := Settled{Entries: t.settled, Confirm: t.prefix, Finished: t.finished}
-	t.settled, t.finished = nil, false
+	s := Settled{Entries: t.settled, Finished: t.prefix, Secured: t.prefix, Ended: t.ended}
+	for i := range t.subs {
+		if t.subs[i].unknown {
+			s.Finished = t.confirmed
+		}
+		if owed := t.subs[i].owed; owed != nil {
+			// The server sends a transaction again if its commit record starts at or after the position
+			// that is confirmed, so the start itself keeps the transaction and lets go all before it.
+			s.Finished = min(s.Finished, owed.Commit)
+		}
+	}
+	s.Finished = max(s.Finished, t.confirmed)
+	t.settled, t.ended = nil, false
 	return s
 }
 
-// Recorded lets what Take returned out of the window and its LSN be confirmed.
-func (t *Tracker) Recorded(s Settled) {
+// Recorded lets what Take returned out of the window and confirm be confirmed: one of the two positions
+// that Take returned.
+func (t *Tracker) Recorded(s Settled, confirm event.LSN) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, e := range s.Entries {
 		t.events--
 		t.bytes -= int64(e.Event.Size())
 	}
-	t.confirmed = max(t.confirmed, s.Confirm)
+	t.confirmed = max(t.confirmed, confirm)
 	if t.hasRoom() {
 		signal(t.room)
 	}

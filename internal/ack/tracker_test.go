@@ -13,7 +13,8 @@ import (
 var wide = ack.Window{Events: 1000, Bytes: 1 << 20}
 
 // A script is steps of a life of a tracker for subscribers 0 and 1, in words: "begin 8", "add a 0 1" (an
-// event and who wants it), "commit 16", "marker 24", "finish a 0", "dead a 0", "take", "recorded".
+// event and who wants it), "commit 16", "marker 24", "finish a 0", "dead a 0", "secure a 0", "owes 0 8",
+// "paid 0", "take", "recorded", "released".
 type script struct {
 	*ack.Tracker
 	entries map[string]*ack.Entry
@@ -46,13 +47,21 @@ func (s *script) step(t *testing.T, words []string) {
 			subscribers = append(subscribers, int(lsn(t, word)))
 		}
 		position := event.Position{Commit: s.began, Ordinal: int64(len(s.entries))}
-		s.entries[rest[0]] = s.Add(&event.Event{ID: rest[0], Position: position}, subscribers)
+		s.entries[rest[0]] = s.Add(&event.Event{ID: rest[0], Position: position}, subscribers, false)
 	case "finish", "dead":
 		s.Finish(s.delivery(t, rest), verb == "dead", 0)
 	case "take":
 		s.taken = s.Take()
-	case "recorded":
-		s.Recorded(s.taken)
+	case "recorded": // within the WAL budget
+		s.Recorded(s.taken, s.taken.Finished)
+	case "released": // above it
+		s.Recorded(s.taken, s.taken.Secured)
+	case "secure":
+		s.Secure([]*ack.Delivery{s.delivery(t, rest)})
+	case "owes": // since the commit of a transaction
+		s.Owes(int(lsn(t, rest[0])), &event.Position{Commit: lsn(t, rest[1])})
+	case "paid":
+		s.Owes(int(lsn(t, rest[0])), nil)
 	default:
 		t.Fatalf("no step %q", verb)
 	}
@@ -125,6 +134,24 @@ func TestTracker_knowsWhatMayBeConfirmed(t *testing.T) {
 			"marker 100; marker 50", "4|100|"},
 		{"nor does one below the last commit",
 			"begin 8; add a 0; commit 16; marker 12", "4|4| 8-16(1)"},
+		{"debt leaves the queue", // F-22
+			"begin 8; add a 0; commit 16; begin 24; commit 32; secure a 0", "4|32|"},
+		{"but the debtor's transaction is not confirmed", // F-22
+			"begin 8; add a 0; commit 16; begin 24; commit 32; secure a 0; take; recorded", "8|32|"},
+		{"until it is paid",
+			"begin 8; add a 0; commit 16; begin 24; commit 32; secure a 0; take; recorded; paid 0; take; recorded", "32|32|"},
+		{"or the WAL budget is used up",
+			"begin 8; add a 0; commit 16; begin 24; commit 32; secure a 0; take; released", "32|32|"},
+		{"the oldest of several debtors counts",
+			"begin 8; add a 0; commit 16; begin 24; add b 1; commit 32; secure b 1; secure a 0; take; recorded", "8|32|"},
+		{"and of several debts of one",
+			"begin 8; add a 0; commit 16; begin 24; add b 0; commit 32; secure b 0; secure a 0; take; recorded", "8|32|"},
+		{"what is paid lets go up to the next",
+			"begin 8; add a 0; commit 16; begin 24; add b 0; commit 32; secure b 0; secure a 0; owes 0 24; take; recorded", "24|32|"},
+		{"debt from before the start holds the start, and nothing goes back",
+			"owes 0 2; begin 8; commit 16; take; recorded", "4|16|"},
+		{"debt of one does not finish the event for another",
+			"begin 8; add a 0 1; commit 16; secure a 0; take; released", "4|4| 8-16(1)"},
 		{"a transaction that broke off goes on",
 			"begin 8; add a 0; begin 8; add b 0; commit 16; finish a 0", "4|4| 8-16(1)"},
 	} {
@@ -141,7 +168,8 @@ func TestTracker_aBrokenOrderOfCallsPanicsWithTheFacts(t *testing.T) {
 		{"begin inside another transaction", "begin 8; begin 16", "transaction 0/10 begins inside transaction 0/8"},
 		{"an event outside of any", "add a 0", "outside a transaction"},
 		{"commit of nothing", "commit 16", "commit ending at 0/10 without a transaction"},
-		{"an event finished twice", "begin 8; add a 0; finish a 0; finish a 0", `delivery of "a" to subscriber 0 finished twice`},
+		{"an event finished twice", "begin 8; add a 0; finish a 0; finish a 0", `delivery of "a" to subscriber 0 ended twice`},
+		{"finished after it was owed", "begin 8; add a 0; secure a 0; finish a 0", `delivery of "a" to subscriber 0 ended twice`},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			defer func() {
@@ -157,21 +185,21 @@ func TestTracker_aBrokenOrderOfCallsPanicsWithTheFacts(t *testing.T) {
 func TestTracker_sumsTheFailedAttemptsOfAllSubscribers(t *testing.T) {
 	tracker := ack.New(wide, 2, 0)
 	tracker.Begin(8)
-	entry := tracker.Add(&event.Event{ID: "a"}, []int{0, 1})
+	entry := tracker.Add(&event.Event{ID: "a"}, []int{0, 1}, false)
 	tracker.Commit(16)
 	tracker.Finish(&entry.Deliveries()[1], true, 3)
 	tracker.Finish(&entry.Deliveries()[0], false, 2)
 	settled := tracker.Take()
-	if len(settled.Entries) != 1 || settled.Entries[0].Attempts != 5 || !settled.Entries[0].Dead {
-		t.Fatalf("took %+v, want one entry with 5 attempts that is dead for someone", settled.Entries)
+	if len(settled.Entries) != 1 || settled.Entries[0].Attempts != 5 || !settled.Entries[0].Owed {
+		t.Fatalf("took %+v, want one entry with 5 attempts of which something is owed", settled.Entries)
 	}
-	if !settled.Finished {
-		t.Error("Finished is false although an event finished")
+	if !settled.Ended {
+		t.Error("Ended is false although an event finished")
 	}
-	tracker.Recorded(settled)
+	tracker.Recorded(settled, settled.Finished)
 	tracker.Marker(100)
-	if again := tracker.Take(); len(again.Entries) != 0 || again.Finished || again.Confirm != 100 {
-		t.Errorf("took %+v after a keepalive, want no entry, nothing finished, and 100 to confirm", again)
+	if again := tracker.Take(); len(again.Entries) != 0 || again.Ended || again.Finished != 100 {
+		t.Errorf("took %+v after a keepalive, want no entry, nothing ended, and 100 to confirm", again)
 	}
 }
 
@@ -191,7 +219,7 @@ func TestTracker_theWindowIsFullUntilWhatIsFinishedIsRecorded(t *testing.T) {
 				if !tracker.HasRoom() {
 					t.Fatalf("full with %d events", len(entries))
 				}
-				entries = append(entries, tracker.Add(&event.Event{ID: "0123456789"}, []int{0}))
+				entries = append(entries, tracker.Add(&event.Event{ID: "0123456789"}, []int{0}, false))
 			}
 			if tracker.HasRoom() {
 				t.Error("room although the limit is reached")
@@ -202,7 +230,7 @@ func TestTracker_theWindowIsFullUntilWhatIsFinishedIsRecorded(t *testing.T) {
 			}
 			// Inside the transaction: one larger than the window must not stop itself.
 			settled := tracker.Take()
-			tracker.Recorded(settled)
+			tracker.Recorded(settled, settled.Finished)
 			if !tracker.HasRoom() {
 				t.Error("no room although one of two was recorded")
 			}
@@ -231,6 +259,26 @@ func TestTracker_namesTheOldestOpenEventOfASubscriber(t *testing.T) {
 	}
 }
 
+func TestTracker_knowsWhereASubscriberStands(t *testing.T) {
+	s := play(t, "begin 8; add a 0; add b 0 1; add c 1; commit 16")
+	for _, test := range []struct {
+		steps string
+		want  event.Position // of subscriber 0
+	}{
+		{"finish b 0", event.Position{Commit: 8, Ordinal: -1}}, // nothing of the transaction
+		{"secure a 0", event.Position{Commit: 8, Ordinal: 2}},  // everything received, also c
+		{"begin 24; commit 32", event.Position{Commit: 8, Ordinal: 2}},
+		{"begin 40; add d 1; add e 0", event.Position{Commit: 40, Ordinal: 3}}, // before e
+	} {
+		for step := range strings.SplitSeq(test.steps, ";") {
+			s.step(t, strings.Fields(step))
+		}
+		if got := s.Secured(0); got != test.want {
+			t.Errorf("after %s: got %v, want %v", test.steps, got, test.want)
+		}
+	}
+}
+
 // Reader, lanes and recorder are goroutines of their own; the race detector watches them here.
 func TestTracker_confirmsEverythingInTheEndWhenManyFinishAtOnce(t *testing.T) {
 	const transactions, each, subscribers = 500, 3, 4
@@ -253,7 +301,7 @@ func TestTracker_confirmsEverythingInTheEndWhenManyFinishAtOnce(t *testing.T) {
 			<-tracker.Moved()
 			settled := tracker.Take()
 			entries += len(settled.Entries)
-			tracker.Recorded(settled)
+			tracker.Recorded(settled, settled.Finished)
 		}
 		recorded <- entries
 	}()
@@ -263,7 +311,7 @@ func TestTracker_confirmsEverythingInTheEndWhenManyFinishAtOnce(t *testing.T) {
 			for !tracker.HasRoom() {
 				<-tracker.Room()
 			}
-			entry := tracker.Add(&event.Event{ID: "x"}, []int{0, 1, 2, 3})
+			entry := tracker.Add(&event.Event{ID: "x"}, []int{0, 1, 2, 3}, false)
 			for i := range entry.Deliveries() {
 				lanes[i] <- &entry.Deliveries()[i]
 			}

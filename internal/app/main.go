@@ -13,13 +13,15 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/backendstart/walpost/internal/config"
+	"github.com/backendstart/walpost/internal/wal"
+	"github.com/backendstart/walpost/migrations"
 )
 
 // Exit codes of the program.
 const (
 	exitFine   = 0
 	exitFailed = 1
-	exitUsage  = 2 // wrong usage or configuration: trying again without a change is no use
+	exitUsage  = 2 // wrong usage, configuration or set-up: trying again without a change is no use
 )
 
 // Process is what the program has from the operating system, so that a test can start the same program.
@@ -58,10 +60,11 @@ func Main(ctx context.Context, process Process) int {
 		err = parsed.Run(&run{Process: process, ctx: ctx, parser: parser, parsed: parsed})
 	}
 	var usage *config.Error
+	var setup *wal.SetupError
 	switch {
 	case err == nil:
 		return exitFine
-	case errors.As(err, &usage):
+	case errors.As(err, &usage), errors.As(err, &setup), errors.Is(err, migrations.ErrBehind), errors.Is(err, migrations.ErrAhead):
 		fmt.Fprintln(process.Stderr, "walpost:", err)
 		return exitUsage
 	default:

@@ -75,6 +75,8 @@ func newRelay(ctx context.Context, options config.Relay, mail config.Mail, kinds
 		Sources:        sourcesOf(options.Flow),
 		Subscriptions:  subscriptions,
 		Window:         ack.Window{Events: options.WindowEvents, Bytes: int64(options.WindowBytes)},
+		MaxEvent:       int(options.MaxEvent),
+		WALBudget:      int64(options.WALBudget),
 		Drain:          options.Drain.Std(),
 		Registry:       b.registry,
 		Log:            log,
@@ -111,6 +113,8 @@ func laneOptions(s config.Subscriber) lane.Options {
 		Timeout:     s.Timeout.Std(),
 		Backoff:     lane.Backoff{Initial: s.Retry.Initial.Std(), Max: s.Retry.Max.Std()},
 		MaxAttempts: int(s.MaxAttempts),
+		StallAfter:  s.StallAfter.Std(),
+		BlockKey:    s.AfterDeadLetter == "block_key",
 	}
 }
 

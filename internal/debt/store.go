@@ -33,8 +33,9 @@ const Gone = "the outbox row is gone and no copy was kept"
 // Store is the debt of one slot. It is safe for concurrent use, also by other processes: people change
 // the debt while the relay pays it.
 type Store struct {
-	pool *pgxpool.Pool
-	slot string
+	pool  *pgxpool.Pool
+	slot  string
+	fence *Fence // nil for people, who may change the debt under any leadership
 
 	mu     sync.Mutex
 	tables map[string]*outbox.Table // by source; guarded by mu
@@ -44,6 +45,12 @@ var _ lane.Ower = (*Store)(nil)
 
 // NewStore returns the debt of a slot. Before Use it copies every event and marks no row.
 func NewStore(pool *pgxpool.Pool, slot string) *Store { return &Store{pool: pool, slot: slot} }
+
+// Within lets the store write only under a leadership. Call it before the store is used.
+func (s *Store) Within(fence *Fence) *Store {
+	s.fence = fence
+	return s
+}
 
 // Use tells the sources' tables as they were last inspected: which rows a debt may point to, and where
 // they are marked.
@@ -68,7 +75,14 @@ func (s *Store) current() map[string]*outbox.Table {
 // same deliveries in any order, and the relay marks the same rows elsewhere.
 func (s *Store) inTx(ctx context.Context, fn func(pgx.Tx) error) error {
 	for again := 5; ; again-- {
-		err := postgres.InTx(ctx, s.pool, fn)
+		err := postgres.InTx(ctx, s.pool, func(tx pgx.Tx) error {
+			if s.fence != nil {
+				if err := s.fence.Hold(ctx, tx); err != nil {
+					return err
+				}
+			}
+			return fn(tx)
+		})
 		if postgres.Code(err) != "40P01" || again == 0 { // deadlock_detected
 			return err
 		}

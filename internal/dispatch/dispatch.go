@@ -7,7 +7,7 @@ package dispatch
 import (
 	"fmt"
 	"log/slog"
-	"time"
+	"slices"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/prometheus/client_golang/prometheus"
@@ -23,6 +23,9 @@ type Route struct {
 	Lane interface{ Offer(*ack.Delivery) }
 	// Wants is asked once for each pair of source and type, and after that from memory.
 	Wants func(source, eventType string) bool
+	// After is the position up to which the subscriber needs nothing: it has it, it owes it, or it is
+	// younger than that.
+	After event.Position
 }
 
 // Dispatcher is the receiver of a stream. Receive and KeepAlive belong to the goroutine of the stream.
@@ -31,6 +34,8 @@ type Dispatcher struct {
 	routes   []Route
 	tracker  *ack.Tracker
 	epoch    int32
+	maxEvent int
+	after    event.Position // the highest After of the routes
 	log      *slog.Logger
 	metrics  *metrics
 
@@ -55,15 +60,18 @@ type binding struct {
 
 type wantedKey struct{ source, eventType string }
 
+// maxKept is how large a column of an event over max_event may be to be kept: names and keys are.
+const maxKept = 4096
+
 // maxWanted bounds the memory of answers: types come from data.
 const maxWanted = 1000
 
 // New makes a dispatcher for sources that are tables and sources of logical messages. epoch is the one of
-// the server that is streamed.
-func New(tables []*outbox.Table, messages []*outbox.Source, routes []Route, tracker *ack.Tracker, epoch int32,
+// the server that is streamed; of an event over maxEvent bytes only the reference to its row is kept.
+func New(tables []*outbox.Table, messages []*outbox.Source, routes []Route, tracker *ack.Tracker, epoch int32, maxEvent int,
 	reg prometheus.Registerer, log *slog.Logger) *Dispatcher {
 	d := &Dispatcher{
-		messages: messages, routes: routes, tracker: tracker, epoch: epoch, log: log,
+		messages: messages, routes: routes, tracker: tracker, epoch: epoch, maxEvent: maxEvent, log: log,
 		metrics: newMetrics(reg),
 		wanted:  make(map[wantedKey][]int),
 	}
@@ -72,6 +80,11 @@ func New(tables []*outbox.Table, messages []*outbox.Source, routes []Route, trac
 	}
 	for _, table := range tables {
 		d.metrics.received.WithLabelValues(table.Source.Name)
+	}
+	for _, route := range routes {
+		if route.After.Compare(d.after) > 0 {
+			d.after = route.After
+		}
 	}
 	d.Connected(tables)
 	return d
@@ -181,8 +194,30 @@ func (d *Dispatcher) insert(m *pgoutput.Insert) error {
 		d.metrics.publishedInserts.Inc()
 		return nil
 	}
-	d.take(bound.source, bound.layout.Event(m.Values), position)
+	d.take(bound.source, d.event(bound.layout, m.Values), position)
 	return nil
+}
+
+// event makes an event of a row. The bytes of one that is too large pass through memory once and are not
+// kept: it becomes a dead letter that says how large it is, and points to its row.
+func (d *Dispatcher) event(layout *outbox.Layout, values [][]byte) *event.Event {
+	size := 0
+	for _, value := range values {
+		size += len(value)
+	}
+	if size <= d.maxEvent {
+		return layout.Event(values)
+	}
+	small := slices.Clone(values)
+	for i, value := range small {
+		if len(value) > maxKept {
+			small[i] = nil
+		}
+	}
+	ev := layout.Event(small)
+	ev.Payload, ev.Headers = nil, nil
+	ev.Invalid = fmt.Sprintf("the event has %d bytes, max_event is %d; its payload was not kept and stands in its row", size, d.maxEvent)
+	return ev
 }
 
 // logicalMessage takes a message of a source without a table. Only transactional ones are events: others
@@ -223,7 +258,9 @@ func (d *Dispatcher) take(source string, ev *event.Event, position event.Positio
 
 func (d *Dispatcher) hand(ev *event.Event) {
 	d.metrics.received.WithLabelValues(ev.Source).Inc()
-	entry := d.tracker.Add(ev, d.want(ev))
+	wanted := d.want(ev)
+	needed := d.needed(ev, wanted)
+	entry := d.tracker.Add(ev, needed, len(needed) < len(wanted))
 	deliveries := entry.Deliveries()
 	for i := range deliveries {
 		d.routes[deliveries[i].Subscriber()].Lane.Offer(&deliveries[i])
@@ -248,12 +285,12 @@ func (d *Dispatcher) want(ev *event.Event) []int {
 	return wanted
 }
 
-// FromTable hands over an event that was read from the table before the stream begins. It belongs to the
-// transaction that the caller has begun in the tracker.
-func (d *Dispatcher) FromTable(ev *event.Event, position event.Position) {
-	ev.Position = position
-	if ev.CommittedAt.IsZero() {
-		ev.CommittedAt = time.Now()
+// needed leaves out those that are past the event: they have or owe it from an earlier process.
+func (d *Dispatcher) needed(ev *event.Event, wanted []int) []int {
+	if ev.Position.Compare(d.after) > 0 {
+		return wanted
 	}
-	d.hand(ev)
+	return slices.DeleteFunc(slices.Clone(wanted), func(i int) bool {
+		return ev.Position.Compare(d.routes[i].After) <= 0
+	})
 }

@@ -75,7 +75,7 @@ func newRigFor(t *testing.T, wants func(source, eventType string) bool, tables .
 		{Lane: &r.some, Wants: wants},
 	}
 	r.Dispatcher = dispatch.New(tables, []*outbox.Source{{Name: "emitted", Messages: "walpost"}}, routes,
-		r.tracker, epoch, r.registry, slog.New(slog.DiscardHandler))
+		r.tracker, epoch, 1<<20, r.registry, slog.New(slog.DiscardHandler))
 	return r
 }
 
@@ -101,7 +101,8 @@ func (r *rig) finish() event.LSN {
 			}
 		}
 	}
-	r.tracker.Recorded(r.tracker.Take())
+	settled := r.tracker.Take()
+	r.tracker.Recorded(settled, settled.Finished)
 	return r.tracker.Confirmed()
 }
 

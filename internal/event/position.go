@@ -14,6 +14,9 @@ type LSN uint64
 // String writes the LSN as Postgres does: "16/B374D848".
 func (l LSN) String() string { return fmt.Sprintf("%X/%X", uint32(l>>32), uint32(l)) }
 
+// MarshalText makes logs and JSON show what String does.
+func (l LSN) MarshalText() ([]byte, error) { return []byte(l.String()), nil }
+
 // ParseLSN reads what String writes.
 func ParseLSN(s string) (LSN, error) {
 	high, low, ok := strings.Cut(s, "/")

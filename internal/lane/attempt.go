@@ -23,22 +23,21 @@ const (
 // call is one call of the subscriber.
 type call struct {
 	items    []*item
+	begun    time.Time
 	returned bool // guarded by Lane.mu
 	overdue  bool // its slot was given to others; guarded by Lane.mu
 }
 
 // start hands items over in a goroutine of their own. The caller holds mu.
 func (l *Lane) start(items []*item) {
-	l.calls++
-	l.handler.Add(1)
-	go func() {
-		defer l.handler.Done()
-		l.work(items)
-	}()
+	c := &call{items: items, begun: time.Now()}
+	l.calls[c] = struct{}{}
+	l.handler.Go(func() { l.work(c) })
 }
 
 // work makes one call and settles its items.
-func (l *Lane) work(items []*item) {
+func (l *Lane) work(c *call) {
+	items := c.items
 	// What already is to be a dead letter needs no subscriber, only the record.
 	live := make([]*item, 0, len(items))
 	for _, it := range items {
@@ -46,7 +45,6 @@ func (l *Lane) work(items []*item) {
 			live = append(live, it)
 		}
 	}
-	c := &call{items: items}
 	var errs []error
 	if len(live) > 0 {
 		errs = l.call(c, live)
@@ -73,10 +71,10 @@ func (l *Lane) call(c *call, live []*item) []error {
 	watch := time.AfterFunc(l.options.Timeout+overdueGrace, func() { l.markOverdue(c) })
 	defer watch.Stop()
 
-	term := l.term()
+	term := l.stream.Term()
 	deliveries := make([]subscriber.Delivery, len(live))
 	for i, it := range live {
-		deliveries[i] = subscriber.Delivery{Event: it.Event, Attempt: it.attempts + 1, Term: term}
+		deliveries[i] = subscriber.Delivery{Event: it.ev, Attempt: it.attempts + 1, Term: term}
 	}
 	begun := time.Now()
 	err := l.protect(ctx, deliveries)
@@ -134,16 +132,16 @@ func (l *Lane) markOverdue(c *call) {
 		return
 	}
 	c.overdue = true
-	l.calls--
-	l.overdue[c] = struct{}{}
-	l.metrics.overdue.Set(float64(len(l.overdue)))
+	l.overdue++
+	l.metrics.overdue.Set(float64(l.overdue))
 	l.stats.Failed++
 	l.stats.LastError = "handler does not return"
 	l.log.Error("handler does not return although its deadline is over; its keys wait for it",
-		"event", c.items[0].Event.ID, "events", len(c.items), "timeout", l.options.Timeout)
+		"event", c.items[0].ev.ID, "events", len(c.items), "timeout", l.options.Timeout)
 	l.failed(c.items[0], 0)
 	l.pump()
-	l.signalIdle()
+	signal(l.idle)
+	signal(l.desk)
 }
 
 // settle ends a call: what is delivered or recorded as dead is finished, the rest goes back to the front
@@ -154,11 +152,10 @@ func (l *Lane) settle(c *call, outcome []error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	c.returned = true
+	delete(l.calls, c)
 	if c.overdue {
-		delete(l.overdue, c)
-		l.metrics.overdue.Set(float64(len(l.overdue)))
-	} else {
-		l.calls--
+		l.overdue--
+		l.metrics.overdue.Set(float64(l.overdue))
 	}
 	now := time.Now()
 	l.judge(c, outcome, now)
@@ -173,7 +170,10 @@ func (l *Lane) settle(c *call, outcome []error) {
 	}
 	l.metrics.open.Set(float64(l.held))
 	l.pump()
-	l.signalIdle()
+	signal(l.idle)
+	if len(l.scope.paid) >= payLimit/4 || len(l.scope.held) > 0 {
+		signal(l.desk)
+	}
 }
 
 // judge updates what the lane thinks of its subscriber after a call: the breaker and the batch size.
@@ -212,16 +212,24 @@ func (l *Lane) settleKey(items []*item, outcome []error, now time.Time) {
 	q := items[0].queue
 	var left []*item
 	var wait time.Duration
+	failed := false
 	for i, it := range items {
+		it.queue = nil
 		err := outcome[i]
-		if err == nil || it.finished {
+		switch {
+		case it.abandoned: // recorded as owed meanwhile; it is sent again from there
+			continue
+		case err == nil || it.finished:
 			l.finish(it, err, now)
 			continue
-		}
-		if len(left) == 0 && !errors.As(err, new(wholeBatch)) {
+		case !failed && !errors.As(err, new(wholeBatch)):
 			wait = l.noteFailure(it, err, now)
 		}
-		it.queue = nil
+		failed = true
+		if it.live != nil && l.inScope(it) {
+			l.hold(it) // the key fell into debt while it was in work
+			continue
+		}
 		left = append(left, it)
 	}
 	if len(left) == 0 {
@@ -237,19 +245,32 @@ func (l *Lane) settleKey(items []*item, outcome []error, now time.Time) {
 	l.ready.pushFront(q)
 }
 
-// finish tells the tracker that a delivery has ended.
+// finish ends a delivery: delivered, or recorded as a dead letter.
 func (l *Lane) finish(it *item, err error, now time.Time) {
-	it.queue = nil
-	l.held--
 	if err == nil {
 		l.stats.Delivered++
 		l.metrics.delivered.Inc()
 	} else {
 		l.stats.Dead++
 		l.metrics.dead.Inc()
+		if l.options.BlockKey {
+			l.scope.blocked[l.keyOf(it.ev)] = true
+			if q := l.keys[l.keyOf(it.ev)]; q != nil {
+				l.holdQueue(q)
+			}
+		}
 	}
-	l.metrics.commitToAck.Observe(max(0, now.Sub(it.Event.CommittedAt).Seconds()))
-	l.acks.Finish(it.Delivery, err != nil, it.attempts)
+	l.metrics.commitToAck.Observe(max(0, now.Sub(it.ev.CommittedAt).Seconds()))
+	switch {
+	case it.live != nil:
+		l.held--
+		l.acks.Finish(it.live, err != nil, it.attempts)
+	case err == nil:
+		l.scope.paid = append(l.scope.paid, it)
+	default: // its row is dead now and waits no more
+		l.scope.inHand--
+		l.scope.forget(l.keyOf(it.ev))
+	}
 }
 
 // noteFailure counts a failed attempt and returns how long the key has to wait.
@@ -262,10 +283,13 @@ func (l *Lane) noteFailure(it *item, err error, now time.Time) time.Duration {
 		return l.options.Backoff.Wait(it.refused)
 	}
 	it.attempts++
-	it.lastErr = err
+	it.lastErr, it.lastFailure = err, now
+	if it.live == nil {
+		l.scope.failed[it] = struct{}{}
+	}
 	if it.firstFailure.IsZero() {
 		it.firstFailure = now
-	} else if l.lastSuccess.After(it.firstFailure) {
+	} else if l.lastSuccess.After(it.firstFailure) && !l.breaker.open {
 		// Only now is it known that the event fails and not the subscriber.
 		it.counted++
 		it.dead = l.options.MaxAttempts > 0 && it.counted >= l.options.MaxAttempts
@@ -273,7 +297,7 @@ func (l *Lane) noteFailure(it *item, err error, now time.Time) time.Duration {
 	wait := max(l.options.Backoff.Wait(it.attempts), min(subscriber.RetryAfterOf(err), maxRetryAfter))
 	if now.Sub(l.warned) >= warnEvery {
 		l.warned = now
-		l.log.Warn("delivery failed, will retry", "event", it.Event.ID, "key", it.Event.Key,
+		l.log.Warn("delivery failed, will retry", "event", it.ev.ID, "key", it.ev.Key,
 			"attempt", it.attempts, "wait", wait, "keys_waiting", len(l.resting)+1, "err", err)
 	}
 	return wait
@@ -284,31 +308,27 @@ func (l *Lane) noteFailure(it *item, err error, now time.Time) time.Duration {
 func (l *Lane) recordDead(items []*item, outcome []error) {
 	for i, it := range items {
 		err := outcome[i]
-		if err == nil || !it.dead && !subscriber.IsPermanent(err) {
+		if err == nil || !it.dead && (!subscriber.IsPermanent(err) || errors.As(err, new(wholeBatch))) {
 			continue
 		}
 		if !it.dead {
 			it.dead, it.lastErr, it.attempts = true, err, it.attempts+1
 		}
-		now := time.Now()
-		if it.firstFailure.IsZero() {
-			it.firstFailure = now
+		if now := time.Now(); it.firstFailure.IsZero() {
+			it.firstFailure, it.lastFailure = now, now
 		}
 		// A stop must not keep a dead letter from being written.
 		ctx, cancel := context.WithTimeout(context.Background(), l.options.Timeout)
-		recordErr := l.ower.Dead(ctx, l.Name(), Owed{
-			Event: it.Event, Attempts: it.attempts,
-			FirstFailure: it.firstFailure, LastFailure: now, Err: err.Error(),
-		})
+		recordErr := l.ower.Dead(ctx, l.Name(), it.owed())
 		cancel()
 		if recordErr != nil {
 			l.metrics.deadRefused.Inc()
-			l.log.Error("record dead letter, the event stays open", "event", it.Event.ID, "err", recordErr)
+			l.log.Error("record dead letter, the event stays open", "event", it.ev.ID, "err", recordErr)
 			outcome[i] = fmt.Errorf("record dead letter: %w", recordErr)
 			continue
 		}
 		it.finished = true
-		l.log.Error("event is a dead letter", "event", it.Event.ID, "type", it.Event.Type,
-			"attempts", it.attempts, "correlation_id", it.Event.CorrelationID(), "err", err)
+		l.log.Error("event is a dead letter", "event", it.ev.ID, "type", it.ev.Type,
+			"attempts", it.attempts, "correlation_id", it.ev.CorrelationID(), "err", err)
 	}
 }

@@ -117,6 +117,8 @@ func TestLane_aFailedBatchIsNarrowedDownToTheBadEvent(t *testing.T) {
 		dead bool
 	}{
 		{"that may mend", subscribertest.ErrFailing, false},
+		// The subscriber says that no attempt can mend it, but not which of the events it means.
+		{"that is permanent", subscriber.Permanent(errors.New("unreadable")), true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

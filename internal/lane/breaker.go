@@ -11,6 +11,7 @@ type breaker struct {
 	backoff Backoff
 	streak  int // failed calls since the last success
 	open    bool
+	since   time.Time // when it opened
 	next    time.Time // of the next probe, while open
 	timer   *time.Timer
 }
@@ -41,9 +42,9 @@ func (l *Lane) failed(it *item, retryAfter time.Duration) {
 	}
 	b.next = time.Now().Add(max(b.backoff.Wait(b.streak-breakerThreshold+1), min(retryAfter, maxRetryAfter)))
 	if !b.open {
-		b.open = true
+		b.open, b.since = true, time.Now()
 		l.metrics.breakerOpen.Set(1)
-		l.log.Warn("subscriber is away, trying one event at a time", "event", it.Event.ID, "failures", b.streak)
+		l.log.Warn("subscriber is away, trying one event at a time", "event", it.ev.ID, "failures", b.streak)
 	}
 }
 

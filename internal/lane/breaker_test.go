@@ -75,6 +75,61 @@ func (o *outage) set(back bool) (most int) {
 	return most
 }
 
+func TestLane_whileTheSubscriberIsAwayOneProbeAtATimeGoesOut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sub := newOutage(3 * time.Second)
+		r := run(t, sub, settings())
+		for i := range 200 {
+			r.offer(fmt.Sprintf("%d/0", i))
+		}
+		time.Sleep(10 * time.Minute)
+		sub.set(false) // from here on the breaker is open
+		before := len(sub.Calls())
+		time.Sleep(2 * time.Hour)
+		probes := len(sub.Calls()) - before
+		if most := sub.set(true); most != 1 {
+			t.Errorf("%d calls at once while the breaker is open, want 1", most)
+		}
+		// Each takes 3 s and is followed by a wait of at most 30 s.
+		if least, most := 2*3600/(30+3)-1, 2*3600/3; probes < least || probes > most {
+			t.Errorf("%d probes in 2 hours, want between %d and %d", probes, least, most)
+		}
+		if stats := r.Stats(); !stats.BreakerOpen || stats.LastError != "connection refused" || stats.Delivered != 0 {
+			t.Errorf("stats: got %+v", stats)
+		}
+
+		back := time.Now()
+		ends := r.await(200)
+		for _, end := range ends {
+			if end.dead {
+				t.Fatalf("%s is dead after an outage", end.id)
+			}
+		}
+		// The first success releases all: 199 events of 3 s for 8 workers.
+		first, last := ends[0].at, ends[199].at
+		if waited, most := first.Sub(back), 36*time.Second; waited > most {
+			t.Errorf("first delivery %v after the subscriber was back, want at most %v", waited, most)
+		}
+		if took, want := last.Sub(first), 25*3*time.Second; took != want {
+			t.Errorf("the rest took %v, want %v", took, want)
+		}
+	})
+}
+
+// A probe that takes its time must not keep the lane busy: a lane that looks again and again whether it
+// may probe would never let the virtual clock go on, and burn a core on a real one.
+func TestLane_waitsForAProbeWithoutLookingAgainAndAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := run(t, newOutage(5*time.Second), settings())
+		for i := range 20 {
+			r.offer(fmt.Sprintf("%d/0", i))
+		}
+		done := make(chan struct{})
+		time.AfterFunc(time.Hour, func() { close(done) })
+		<-done
+	})
+}
+
 func TestLane_theFirstSuccessEndsTheWaitOfAllKeys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sub := newOutage(0)

@@ -172,24 +172,50 @@ func away(from, until time.Time) *subscribertest.Fake {
 
 func TestLane_aLoneEventSurvivesAnOutageOfHours(t *testing.T) {
 	for _, ordering := range []lane.Ordering{lane.ByKey, lane.Total, lane.None} {
-		t.Run(string(ordering), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				back := time.Now().Add(8 * time.Hour)
-				sub := away(time.Now(), back)
-				o := settings()
-				o.Ordering = ordering
-				r := run(t, sub, o)
-				r.offer("K/0")
-				end := r.await(1)[0]
-				if limit := back.Add(2 * o.Backoff.Max); end.dead || end.at.After(limit) {
-					t.Errorf("got %+v, want it delivered by %v", end, limit)
-				}
-				if letters, _ := r.debt.dead(); len(letters) > 0 {
-					t.Errorf("dead letters: %+v, want none", letters)
-				}
+		for _, stallAfter := range []time.Duration{time.Minute, never} {
+			t.Run(fmt.Sprintf("%s, debt after %v", ordering, stallAfter), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					back := time.Now().Add(2 * time.Hour)
+					sub := away(time.Now(), back)
+					o := settings()
+					o.Ordering, o.StallAfter = ordering, stallAfter
+					r := run(t, sub, o)
+					r.offer("K/0")
+					end := r.await(1)[0]
+					if limit := back.Add(2 * o.Backoff.Max); end.dead || end.at.After(limit) {
+						t.Errorf("got %+v, want it delivered by %v", end, limit)
+					}
+					if letters, _ := r.debt.dead(); len(letters) > 0 {
+						t.Errorf("dead letters: %+v, want none", letters)
+					}
+				})
 			})
-		})
+		}
 	}
+}
+
+// An event that failed once by chance, while others went through, is no poison when everything fails
+// after that.
+func TestLane_anOutageAfterAFailureByChanceKillsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		blip := time.Now()
+		back := blip.Add(2 * time.Hour)
+		sub := subscribertest.Handling("away", func(_ context.Context, d subscriber.Delivery) error {
+			switch now := time.Now(); {
+			case d.ID == "lucky/0", !now.Before(back):
+				return nil
+			}
+			return errors.New("connection refused")
+		})
+		r := run(t, sub, settings())
+		r.offer("K/0")
+		time.Sleep(time.Millisecond)
+		r.offer("lucky/0")
+		end := r.awaitEnd("K/0")
+		if end.dead || end.at.Before(back) {
+			t.Errorf("got %+v after %v of an outage, want it delivered afterwards", end, end.at.Sub(blip))
+		}
+	})
 }
 
 func TestLane_aPanicIsAnErrorOfItsEvent(t *testing.T) {

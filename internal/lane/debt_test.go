@@ -44,6 +44,19 @@ func (d *debt) dead() (letters []lane.Owed, refused int) {
 	return slices.Clone(d.letters), d.refused
 }
 
+// waiting is what is left to pay.
+func (d *debt) waiting() []string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var ids []string
+	for _, r := range d.inOrder() {
+		if r.state == lane.StateWaiting {
+			ids = append(ids, r.Event.ID)
+		}
+	}
+	return ids
+}
+
 // inOrder returns the rows in the order of their positions; mu is held.
 func (d *debt) inOrder() []*row {
 	var rows []*row

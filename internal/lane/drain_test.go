@@ -66,6 +66,28 @@ func TestLane_aStopWaitsForNoBackoff(t *testing.T) {
 	})
 }
 
+func TestLane_aStopDuringAnOutageTriesNoMoreThanItsProbe(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sub := newOutage(2 * time.Second)
+		r := newRig(t, sub, settings())
+		r.start(time.Minute)
+		for i := range 100 {
+			r.offer(fmt.Sprintf("%d/0", i))
+		}
+		time.Sleep(time.Hour)
+		begin, before := time.Now(), len(sub.Calls())
+		if err := r.stop(); err != nil {
+			t.Errorf("stopped with %v", err)
+		}
+		if got, most := time.Since(begin), 2*time.Second; got > most {
+			t.Errorf("took %v, want at most %v for the probe in hand", got, most)
+		}
+		if got := len(sub.Calls()) - before; got > 1 {
+			t.Errorf("%d more calls, want at most 1", got)
+		}
+	})
+}
+
 func TestLane_theEndOfTheDrainAbandonsHandlersAndSaysWhy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sub := subscribertest.Blocking()

@@ -1,7 +1,12 @@
-// Package lane is one subscriber's queue and workers. It keeps the order within a key through retries,
-// tells an outage from a poison event, and never lets a failing event delay another key. It does no I/O
-// of its own: it calls the subscriber, and an Ower where something must be recorded. Who hands it events
-// is package dispatch; whom it tells that they are finished is package ack.
+// Package lane is one subscriber's queue, workers and debt. It keeps the order within a key through
+// retries, batches and debt, tells an outage from a poison event, and never lets a failing event delay
+// another key. It does no I/O of its own: it calls the subscriber, and an Ower where something must be
+// recorded. Who hands it events is package dispatch; whom it tells that they are finished or owed is
+// package ack.
+//
+// The files in reading order: lane.go (what a lane is), queue.go (order within a key), attempt.go (one
+// call of the subscriber), backoff.go and breaker.go (when to try again), scope.go (which events are
+// held back because their key is in debt), desk.go (the goroutine that records and pays debt).
 package lane
 
 import (
@@ -13,6 +18,7 @@ import (
 	"time"
 
 	"github.com/backendstart/walpost/internal/ack"
+	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/subscriber"
 )
 
@@ -36,16 +42,37 @@ type Options struct {
 	// MaxAttempts is after how many failed attempts an event is dead, counting only those after which
 	// another event of this subscriber was delivered. 0 means never.
 	MaxAttempts int
+	// StallAfter is how long a key may stand still before it falls into debt.
+	StallAfter time.Duration
+	// Share is the number of open events at which the lane holds so much of the window that what stands
+	// still falls into debt at once.
+	Share int
+	// BlockKey keeps the later events of a key behind a dead one until a person has dealt with it.
+	BlockKey bool
 }
 
-// Finisher is told how a delivery ended; fulfilled by ack.Tracker.
-type Finisher interface {
+// Acks is told how deliveries end; fulfilled by ack.Tracker.
+type Acks interface {
 	Finish(d *ack.Delivery, dead bool, attempts int)
+	Secure(deliveries []*ack.Delivery)
+	Secured(subscriber int) event.Position
+	Owes(subscriber int, oldest *event.Position)
+	StillOpen(position event.Position) bool
 }
 
-// deadLetters is the part of an Ower that a lane needs.
-type deadLetters interface {
-	Dead(ctx context.Context, subscriber string, letter Owed) error
+// Stream tells a lane what it must know about its surroundings.
+type Stream struct {
+	// Term is the number of the leadership at this moment.
+	Term func() int64
+	// CaughtUp reports whether the stream is past what was written before the process started: what
+	// comes until then may have been recorded or delivered by an earlier process.
+	CaughtUp func() bool
+	// Refuse returns why an event is to become a dead letter without being handed over, or nil.
+	Refuse func(ev *event.Event) error
+	// Secured is the position from which the stream goes on for this subscriber.
+	Secured event.Position
+	// Pressed reports whether the window is full and mainly this lane's, so that the others wait for it.
+	Pressed func() bool
 }
 
 // Lane hands events to one subscriber. Offer may be called before and while Run runs.
@@ -53,34 +80,38 @@ type deadLetters interface {
 // Invariant: of one key at most one call is under way, and no event is handed over while an earlier
 // one of its key is unfinished.
 type Lane struct {
+	number  int // of the subscriber, in the tracker
 	sub     subscriber.Subscriber
 	options Options
-	acks    Finisher
-	ower    deadLetters
+	acks    Acks
+	ower    Ower
+	stream  Stream
 	log     *slog.Logger
 	metrics *Metrics
-	term    func() int64
 
 	mu          sync.Mutex
-	running     bool                   // between the start of Run and its soft stop; guarded by mu
+	running     bool                   // between the start of Run and the end of its drain; guarded by mu
 	deliver     context.Context        // of handlers, while running; guarded by mu
 	keys        map[string]*keyQueue   // every key with something queued or in work; guarded by mu
 	ready       fifo                   // keys whose head may be handed over, in order of arrival; guarded by mu
 	resting     map[*keyQueue]struct{} // keys in backoff; guarded by mu
-	calls       int                    // under way and not overdue; guarded by mu
-	overdue     map[*call]struct{}     // under way although their deadline has passed; guarded by mu
-	held        int                    // deliveries offered and not finished; guarded by mu
+	calls       map[*call]struct{}     // under way, overdue ones included; guarded by mu
+	overdue     int                    // of them; their slots were given to others; guarded by mu
+	held        int                    // deliveries offered and neither finished nor owed; guarded by mu
 	batch       int                    // events in the next call, below Options.Batch after a batch failed; guarded by mu
 	breaker     breaker                // guarded by mu
+	scope       scope                  // guarded by mu
 	stats       Stats                  // guarded by mu
 	lastSuccess time.Time              // guarded by mu
 	warned      time.Time              // when a failure was last logged; guarded by mu
-	idle        chan struct{}          // gets a token when a drain may be over
-	handler     sync.WaitGroup         // calls under way, overdue ones included
+
+	idle    chan struct{}  // gets a token when a drain may be over
+	desk    chan struct{}  // gets a token when the desk has something to do
+	handler sync.WaitGroup // calls under way, overdue ones included
 }
 
-// New makes a lane. term gives the number of the leadership at the moment of an attempt.
-func New(sub subscriber.Subscriber, options Options, acks Finisher, ower deadLetters, term func() int64, metrics *Metrics, log *slog.Logger) *Lane {
+// New makes the lane of a subscriber whose deliveries carry number.
+func New(number int, sub subscriber.Subscriber, options Options, acks Acks, ower Ower, stream Stream, metrics *Metrics, log *slog.Logger) *Lane {
 	if _, ok := sub.(subscriber.BatchSubscriber); !ok || options.Batch < 1 {
 		options.Batch = 1
 	}
@@ -89,19 +120,22 @@ func New(sub subscriber.Subscriber, options Options, acks Finisher, ower deadLet
 		options.Concurrency = 1
 	}
 	return &Lane{
+		number:  number,
 		sub:     sub,
 		options: options,
 		acks:    acks,
 		ower:    ower,
+		stream:  stream,
 		log:     log.With("subscriber", sub.Name()),
 		metrics: metrics,
-		term:    term,
 		keys:    make(map[string]*keyQueue),
 		resting: make(map[*keyQueue]struct{}),
-		overdue: make(map[*call]struct{}),
+		calls:   make(map[*call]struct{}),
 		batch:   options.Batch,
 		breaker: breaker{backoff: options.Backoff},
+		scope:   scope{checking: true, keys: make(map[string]int), blocked: make(map[string]bool), failed: make(map[*item]struct{})},
 		idle:    make(chan struct{}, 1),
+		desk:    make(chan struct{}, 1),
 	}
 }
 
@@ -117,32 +151,75 @@ func (l *Lane) Offer(d *ack.Delivery) {
 	defer l.mu.Unlock()
 	l.held++
 	l.metrics.open.Set(float64(l.held))
-	q := l.queueOf(d.Event)
-	it := &item{Delivery: d}
-	if d.Event.Invalid != "" {
-		it.dead, it.lastErr = true, errors.New(d.Event.Invalid)
+	it := l.newItem(d.Event)
+	it.live = d
+	switch {
+	case l.scope.checking:
+		l.scope.unchecked = append(l.scope.unchecked, it)
+		signal(l.desk)
+		return
+	case l.inScope(it):
+		l.hold(it)
+		return
 	}
-	q.items = append(q.items, it)
-	if q.state == idle {
-		l.makeReady(q)
-	}
+	l.queue(it)
 	l.pump()
+	if l.held >= l.options.Share {
+		signal(l.desk)
+	}
 }
 
-// Run delivers until ctx ends, then goes on for at most drain with what is held, except for what only
-// waits for its backoff. When it returns, no handler runs any more, unless it ignores its context: such
-// ones are logged and left behind. What is still open stays open.
+// newItem makes an item; that of an event that cannot be handed over is dead already.
+func (l *Lane) newItem(ev *event.Event) *item {
+	it := &item{ev: ev, offered: time.Now()}
+	if ev.Invalid != "" {
+		it.dead, it.lastErr = true, errors.New(ev.Invalid)
+	} else if err := l.stream.Refuse(ev); err != nil {
+		it.dead, it.lastErr = true, err
+	}
+	return it
+}
+
+// Run first learns what is owed, then delivers until ctx ends, then goes on for at most drain with what
+// is held, except for what only waits for its backoff. What is still open then is recorded as owed. When
+// Run returns, no handler runs any more, unless it ignores its context: such ones are named and left
+// behind.
 func (l *Lane) Run(ctx context.Context, drain time.Duration) error {
 	// Deliveries outlive ctx: a soft stop ends reading, not handling.
 	deliver, abandon := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer abandon(nil)
+	d := newDesk(l)
+	if err := d.load(ctx); err != nil {
+		return nil // ctx ended first; nothing was handed over
+	}
 	l.mu.Lock()
 	l.running, l.deliver = true, deliver
 	l.pump()
 	l.mu.Unlock()
 
+	desk, closeDesk := context.WithCancel(deliver)
+	defer closeDesk()
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		d.run(desk)
+	}()
+
 	<-ctx.Done()
-	deadline := time.NewTimer(drain)
+	l.drain(drain)
+	closeDesk()
+	<-closed
+	abandon(errDrained)
+	err := l.awaitHandlers()
+	return errors.Join(err, d.close())
+}
+
+// errDrained is the cause of a handler's context after the drain.
+var errDrained = errors.New("the relay stops and its drain time is over")
+
+// drain waits until nothing is left that could finish without a wait for a backoff, or the time is over.
+func (l *Lane) drain(limit time.Duration) {
+	deadline := time.NewTimer(limit)
 	defer deadline.Stop()
 	for !l.drained() {
 		select {
@@ -153,35 +230,18 @@ func (l *Lane) Run(ctx context.Context, drain time.Duration) error {
 		break
 	}
 	l.mu.Lock()
+	defer l.mu.Unlock()
 	l.running = false
 	l.breaker.stop()
 	for q := range l.resting {
 		q.timer.Stop()
 	}
-	left := l.held
-	l.mu.Unlock()
-	if left > 0 {
-		l.log.Warn("stopped with open deliveries, they come again", "open", left)
-	}
-	abandon(errDrained)
-	return l.awaitHandlers()
 }
 
-// errDrained is the cause of a handler's context after the drain.
-var errDrained = errors.New("the relay stops and its drain time is over")
-
-func (l *Lane) signalIdle() {
-	select {
-	case l.idle <- struct{}{}:
-	default:
-	}
-}
-
-// drained reports whether nothing is left that could finish without a wait for a backoff.
 func (l *Lane) drained() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.calls == 0 && (l.ready.empty() || l.breaker.open)
+	return len(l.calls) == l.overdue && (l.ready.empty() || l.breaker.open || l.scope.inHand > 0)
 }
 
 // awaitHandlers gives cancelled handlers a moment to return.
@@ -204,17 +264,21 @@ func (l *Lane) awaitHandlers() error {
 // pump starts calls while there is something to do and somebody to do it. Every change of state ends
 // with it. The caller holds mu.
 func (l *Lane) pump() {
-	for l.running && l.calls < l.options.Concurrency && len(l.overdue) < maxOverdue && !l.ready.empty() {
+	for l.running && len(l.calls)-l.overdue < l.options.Concurrency && l.overdue < maxOverdue && !l.ready.empty() {
 		size := l.batch
 		if l.breaker.open {
-			// One probe at a time; its result or the breaker's timer pumps again.
-			if l.calls > 0 || !l.breaker.mayProbe(time.Now()) {
+			if len(l.calls) > l.overdue {
+				return // one probe at a time; its end pumps again
+			}
+			if !l.breaker.mayProbe(time.Now()) {
 				l.breaker.scheduleProbe(l.probe)
 				return
 			}
 			size = 1
 		}
-		l.start(l.take(size))
+		if batch := l.take(size); len(batch) > 0 {
+			l.start(batch)
+		}
 	}
 }
 
@@ -231,10 +295,14 @@ func (l *Lane) take(size int) []*item {
 	for len(batch) < size && !l.ready.empty() {
 		q := l.ready.pop()
 		n := min(size-len(batch), len(q.items))
-		batch = append(batch, q.items[:n]...)
+		if n == 0 { // its events were moved to the debt
+			l.release(q)
+			continue
+		}
 		for _, it := range q.items[:n] {
 			it.queue = q
 		}
+		batch = append(batch, q.items[:n]...)
 		q.items = q.items[n:]
 		q.state = inWork
 	}
@@ -246,7 +314,15 @@ type Stats struct {
 	Open                    int
 	Delivered, Failed, Dead uint64
 	LastError               string
-	BreakerOpen             bool
+	BreakerOpen, Paused     bool
+	// InDebt tells that the subscriber as a whole is in debt, KeysInDebt how many keys are otherwise.
+	InDebt     bool
+	KeysInDebt int
+	// DebtError is why the debt cannot be written or read at the moment, "" when it can.
+	DebtError string
+	// OwesSince is the position of the oldest delivery that waits in the debt, and when its event committed.
+	OwesSince   *event.Position
+	OwesSinceAt time.Time
 	// Overdue are the ids of events whose handler has not returned although its deadline has passed.
 	Overdue []string
 }
@@ -257,10 +333,20 @@ func (l *Lane) Stats() Stats {
 	defer l.mu.Unlock()
 	s := l.stats
 	s.Open, s.BreakerOpen = l.held, l.breaker.open
-	for c := range l.overdue {
-		for _, it := range c.items {
-			s.Overdue = append(s.Overdue, it.Event.ID)
+	s.InDebt, s.KeysInDebt, s.Paused = l.scope.all, len(l.scope.keys), l.scope.paused
+	for c := range l.calls {
+		if c.overdue {
+			for _, it := range c.items {
+				s.Overdue = append(s.Overdue, it.ev.ID)
+			}
 		}
 	}
 	return s
+}
+
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
 }

@@ -11,13 +11,17 @@ type Vectors struct {
 	overdue     *prometheus.GaugeVec
 	breakerOpen *prometheus.GaugeVec
 	deadRefused *prometheus.CounterVec
+	inDebt      *prometheus.GaugeVec
+	keysInDebt  *prometheus.GaugeVec
+	recorded    *prometheus.CounterVec
+	debtErrors  *prometheus.CounterVec
 }
 
 // Metrics are those of one subscriber.
 type Metrics struct {
-	delivered, failed, dead, deadRefused prometheus.Counter
-	handle, commitToAck                  prometheus.Observer
-	open, overdue, breakerOpen           prometheus.Gauge
+	delivered, failed, dead, deadRefused, recorded, debtErrors prometheus.Counter
+	handle, commitToAck                                        prometheus.Observer
+	open, overdue, breakerOpen, inDebt, keysInDebt             prometheus.Gauge
 }
 
 // NewVectors registers the metrics of all lanes.
@@ -54,7 +58,24 @@ func NewVectors(reg prometheus.Registerer) *Vectors {
 			Name: "walpost_dead_letter_errors_total",
 			Help: "Dead letters that could not be recorded; the event stays open and is tried again.",
 		}, label),
+		inDebt: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "walpost_in_debt",
+			Help: "1 while the subscriber as a whole is in debt: its events are recorded and sent from there.",
+		}, label),
+		keysInDebt: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "walpost_keys_in_debt",
+			Help: "Keys whose events are recorded and sent from there while the other keys are live.",
+		}, label),
+		recorded: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "walpost_owed_recorded_total",
+			Help: "Deliveries recorded as owed.",
+		}, label),
+		debtErrors: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "walpost_debt_errors_total",
+			Help: "Reads and writes of the debt that failed; they are tried again, and nothing is confirmed before.",
+		}, label),
 	}
+	reg.MustRegister(v.inDebt, v.keysInDebt, v.recorded, v.debtErrors)
 	reg.MustRegister(v.deliveries, v.handle, v.commitToAck, v.open, v.overdue, v.breakerOpen, v.deadRefused)
 	return v
 }
@@ -71,5 +92,9 @@ func (v *Vectors) For(subscriber string) *Metrics {
 		open:        v.open.WithLabelValues(subscriber),
 		overdue:     v.overdue.WithLabelValues(subscriber),
 		breakerOpen: v.breakerOpen.WithLabelValues(subscriber),
+		inDebt:      v.inDebt.WithLabelValues(subscriber),
+		keysInDebt:  v.keysInDebt.WithLabelValues(subscriber),
+		recorded:    v.recorded.WithLabelValues(subscriber),
+		debtErrors:  v.debtErrors.WithLabelValues(subscriber),
 	}
 }

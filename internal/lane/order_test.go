@@ -187,3 +187,27 @@ func TestLane_handlesOneEventOfAKeyAtATimeAndManyKeysAtOnce(t *testing.T) {
 		})
 	}
 }
+
+// The other half of F-34: who is dead has no part in the time of who lives.
+func TestLanes_aDeadSubscriberDelaysNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var dead []*rig
+		for range 10 {
+			dead = append(dead, run(t, subscribertest.Failing(-1), settings()), run(t, subscribertest.Blocking(), settings()))
+		}
+		living := subscribertest.Recording()
+		r := run(t, living, settings())
+		for i := range 100 {
+			id := fmt.Sprintf("%d/%d", i%20, i)
+			for _, d := range dead {
+				d.offer(id)
+			}
+			begin := time.Now()
+			r.offer(id)
+			if at := r.awaitEnd(id).at; !at.Equal(begin) {
+				t.Errorf("%s took %v", id, at.Sub(begin))
+			}
+			time.Sleep(time.Second)
+		}
+	})
+}

@@ -2,6 +2,7 @@ package lane_test
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -75,6 +76,31 @@ func TestLane_aHandlerThatNeverReturnsIsNamedAndHoldsOnlyItsKey(t *testing.T) {
 			})
 		})
 	}
+}
+
+func TestLane_handlersThatNeverReturnAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var keys []string
+		for i := range 500 {
+			keys = append(keys, fmt.Sprint(i))
+		}
+		sub := newStuck(keys...)
+		defer sub.letGo()
+		r := run(t, sub, settings())
+		for _, key := range keys {
+			r.offer(key + "/0")
+		}
+		time.Sleep(90 * time.Minute)
+		if got, most := len(sub.Calls()), 64+8; got > most {
+			t.Errorf("%d handlers run, want at most %d", got, most)
+		}
+		sub.letGo()
+		for _, end := range r.await(500) {
+			if end.dead {
+				t.Errorf("%s is dead", end.id)
+			}
+		}
+	})
 }
 
 func TestLane_aHandlerHasADeadlineThatSaysSo(t *testing.T) {

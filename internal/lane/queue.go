@@ -9,16 +9,30 @@ import (
 
 // item is a delivery in the lane.
 type item struct {
-	*ack.Delivery
-	queue *keyQueue // while in work
+	ev      *event.Event
+	live    *ack.Delivery // nil for one that was read from the debt
+	offered time.Time     // when the lane got it
+	queue   *keyQueue     // while in work
 
 	attempts     int // failed ones
-	refused      int // times that its dead letter could not be recorded
 	counted      int // failed ones after which the subscriber was proved to be well
+	refused      int // times that its dead letter could not be recorded
 	firstFailure time.Time
+	lastFailure  time.Time
 	lastErr      error
 	// dead: no more attempts, lastErr is the reason; finished: and that is recorded.
 	dead, finished bool
+	// abandoned: recorded as owed while its handler did not return; what the handler says is ignored.
+	abandoned bool
+}
+
+// owed is what is recorded of an item.
+func (it *item) owed() Owed {
+	o := Owed{Event: it.ev, Attempts: it.attempts, FirstFailure: it.firstFailure, LastFailure: it.lastFailure}
+	if it.lastErr != nil {
+		o.Err = it.lastErr.Error()
+	}
+	return o
 }
 
 // keyState is what a key's head is doing.
@@ -41,31 +55,49 @@ type keyQueue struct {
 	timer *time.Timer // in backoff
 }
 
-// queueOf finds or makes the queue that an event belongs to.
-func (l *Lane) queueOf(ev *event.Event) *keyQueue {
-	var key string
+// keyOf is what the lane keeps order within. Without an ordering every event is a key of its own.
+func (l *Lane) keyOf(ev *event.Event) string {
 	switch l.options.Ordering {
-	case None:
-		return &keyQueue{} // waits for nothing, so nobody needs to find it
 	case ByKey:
-		key = ev.Key
-	case Total:
+		return ev.Key
+	case None:
+		return ev.Source + "\x00" + ev.ID
 	}
+	return ""
+}
+
+// queue appends an item to its key.
+func (l *Lane) queue(it *item) {
+	key := l.keyOf(it.ev)
 	q := l.keys[key]
 	if q == nil {
 		q = &keyQueue{key: key}
 		l.keys[key] = q
 	}
-	return q
+	q.items = append(q.items, it)
+	if q.state == idle {
+		l.makeReady(q)
+	}
+}
+
+// queueLater is queue for the first item of a key that has to wait.
+func (l *Lane) queueLater(it *item, wait time.Duration) {
+	q := &keyQueue{key: l.keyOf(it.ev), items: []*item{it}}
+	l.keys[q.key] = q
+	l.backOff(q, wait)
 }
 
 func (l *Lane) makeReady(q *keyQueue) {
+	l.endBackoff(q)
+	q.state = ready
+	l.ready.push(q)
+}
+
+func (l *Lane) endBackoff(q *keyQueue) {
 	if q.state == backoff {
 		q.timer.Stop()
 		delete(l.resting, q)
 	}
-	q.state = ready
-	l.ready.push(q)
 }
 
 // release ends the work on a key: its next event may go, or it is forgotten.

@@ -18,14 +18,17 @@ import (
 	"github.com/backendstart/walpost/internal/subscriber"
 )
 
-// settings are the defaults of DESIGN §9.
+// settings are the defaults of DESIGN §9, but nothing falls into debt: what these tests are about happens
+// in the lane's hands.
 func settings() lane.Options {
 	return lane.Options{
 		Ordering: lane.ByKey, Concurrency: 8, Batch: 1, Timeout: 10 * time.Second,
 		Backoff:     lane.Backoff{Initial: 200 * time.Millisecond, Max: 30 * time.Second},
-		MaxAttempts: 12,
+		MaxAttempts: 12, StallAfter: never, Share: 1 << 30,
 	}
 }
+
+const never = 10000 * time.Hour
 
 // term is the leadership of all tests.
 const term = 7
@@ -75,9 +78,15 @@ func newRig(t *testing.T, sub subscriber.Subscriber, options lane.Options) *rig 
 }
 
 // newLane makes a lane in a stream that has no trouble of its own.
-func newLane(sub subscriber.Subscriber, options lane.Options, acks lane.Finisher, ower lane.Ower) *lane.Lane {
+func newLane(sub subscriber.Subscriber, options lane.Options, acks lane.Acks, ower lane.Ower) *lane.Lane {
+	stream := lane.Stream{
+		Term:     func() int64 { return term },
+		CaughtUp: func() bool { return true },
+		Pressed:  func() bool { return false },
+		Refuse:   func(*event.Event) error { return nil },
+	}
 	metrics := lane.NewVectors(prometheus.NewRegistry()).For(sub.Name())
-	return lane.New(sub, options, acks, ower, func() int64 { return term }, metrics, slog.New(slog.DiscardHandler))
+	return lane.New(0, sub, options, acks, ower, stream, metrics, slog.New(slog.DiscardHandler))
 }
 
 func (r *rig) start(drain time.Duration) {
@@ -112,7 +121,7 @@ func (r *rig) offerEvent(ev *event.Event) {
 	ev.Position = event.Position{Commit: r.commit}
 	ev.CommittedAt = time.Now()
 	r.tracker.Begin(r.commit)
-	entry := r.tracker.Add(ev, []int{0})
+	entry := r.tracker.Add(ev, []int{0}, false)
 	r.tracker.Commit(r.commit + 7)
 	r.mu.Unlock()
 	r.Offer(&entry.Deliveries()[0])

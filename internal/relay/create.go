@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/wal"
 )
@@ -28,6 +29,14 @@ type record struct {
 	confirmed   event.LSN
 	fingerprint string
 	state       string
+}
+
+// nextEpoch is the epoch of positions on a server: it grows when the server becomes another one.
+func (rec *record) nextEpoch(system wal.System) int32 {
+	if rec.system.ID != system.ID {
+		return rec.epoch + 1
+	}
+	return rec.epoch
 }
 
 func loadRecord(ctx context.Context, pool *pgxpool.Pool, slot string) (*record, error) {
@@ -49,8 +58,13 @@ func loadRecord(ctx context.Context, pool *pgxpool.Pool, slot string) (*record, 
 }
 
 // createSlot makes the slot. That it is being made is committed first, so that a creation that broke off
-// is known to be one.
+// is known to be one; that it is ready is committed together with the debt of the rows that waited.
 func (r *Relay) createSlot(ctx context.Context, s *session, epoch int32) error {
+	if r.built() {
+		return &wal.SetupError{
+			Problem: fmt.Sprintf("slot %q vanished, or was lost, while it was read", r.Slot),
+			Mend:    "start walpost again: it makes the slot anew and sends every unpublished row of the tables first"}
+	}
 	s.epoch = epoch
 	_, err := r.Pool.Exec(ctx, `
 		INSERT INTO walpost.slots (slot, system_id, timeline, epoch, fingerprint, state)
@@ -70,7 +84,95 @@ func (r *Relay) createSlot(ctx context.Context, s *session, epoch int32) error {
 		return err
 	}
 	r.Log.Info("slot created", "slot", r.Slot, "consistent_point", created.ConsistentPoint)
-	s.created, s.confirmed = &created, created.ConsistentPoint
+	s.created, s.confirmed = true, created.ConsistentPoint
+	s.after = make([]event.Position, len(r.Subscriptions))
+	return r.recordWaitingRows(ctx, s, created)
+}
+
+// recordWaitingRows makes every row that was committed before the slot existed a debt of each subscriber
+// that wants it, in one transaction, from the snapshot that belongs to the slot's first position: nothing
+// is missing between the debt and the stream, and nothing is in both. It is the same step after a slot
+// was lost. (POSTGRES §5, A)
+func (r *Relay) recordWaitingRows(ctx context.Context, s *session, created wal.CreatedSlot) error {
+	begun := time.Now()
+	// No real commit has this LSN: they are 8-aligned. So these events sort before the stream.
+	position := event.Position{Epoch: s.epoch, Commit: created.ConsistentPoint - 1}
+	var rows int64
+	err := postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) error {
+		debts := newWaitingRows(r, tx)
+		err := postgres.InSnapshot(ctx, r.Pool, created.Snapshot, func(snapshot pgx.Tx) error {
+			for _, table := range s.tables {
+				if table.Published == "" {
+					r.Log.Warn("the table has no published column, so nobody knows which of its rows wait; none is sent", "source", table.Source.Name)
+					continue
+				}
+				err := table.Unpublished(ctx, snapshot, func(ev *event.Event) error {
+					ev.Source, ev.Position = table.Source.Name, position
+					if ev.CommittedAt.IsZero() {
+						ev.CommittedAt = begun
+					}
+					position.Ordinal++
+					rows++
+					return debts.add(ctx, ev)
+				})
+				if err != nil {
+					return err
+				}
+			}
+			return debts.flush(ctx)
+		})
+		if err != nil {
+			return err
+		}
+		if err := r.savePositionsTx(ctx, tx, s, s.after); err != nil {
+			return err
+		}
+		_, err = tx.Exec(ctx, `
+			UPDATE walpost.slots SET state = 'ready', confirmed = $2::text::pg_lsn, updated_at = now() WHERE slot = $1`,
+			r.Slot, created.ConsistentPoint.String())
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("record the rows that waited before slot %q: %w", r.Slot, err)
+	}
+	if rows > 0 {
+		r.Log.Info("rows that waited before the slot existed are recorded as owed and sent first", "rows", rows, "took", time.Since(begun))
+	}
+	return nil
+}
+
+// waitingRows collects events for each subscriber that wants them and records them in batches.
+type waitingRows struct {
+	relay *Relay
+	tx    pgx.Tx
+	owed  [][]lane.Owed // by subscriber
+	bytes int
+}
+
+func newWaitingRows(r *Relay, tx pgx.Tx) *waitingRows {
+	return &waitingRows{relay: r, tx: tx, owed: make([][]lane.Owed, len(r.Subscriptions))}
+}
+
+func (w *waitingRows) add(ctx context.Context, ev *event.Event) error {
+	for i, sub := range w.relay.Subscriptions {
+		if sub.wants(ev.Source, ev.Type) {
+			w.owed[i] = append(w.owed[i], lane.Owed{Event: ev})
+		}
+	}
+	if w.bytes += ev.Size() + 100; w.bytes < 4<<20 {
+		return nil
+	}
+	return w.flush(ctx)
+}
+
+func (w *waitingRows) flush(ctx context.Context) error {
+	for i, owed := range w.owed {
+		if err := w.relay.owed.RecordWaiting(ctx, w.tx, w.relay.Subscriptions[i].Subscriber.Name(), owed); err != nil {
+			return err
+		}
+		w.owed[i] = owed[:0]
+	}
+	w.bytes = 0
 	return nil
 }
 
@@ -116,48 +218,6 @@ func (r *Relay) discardHalfMade(ctx context.Context, slot *wal.Slot) error {
 	r.Log.Info("dropping a slot whose creation broke off", "slot", r.Slot)
 	if _, err := r.Pool.Exec(ctx, `SELECT pg_catalog.pg_drop_replication_slot($1)`, r.Slot); err != nil {
 		return fmt.Errorf("drop slot %q, whose creation broke off: %w", r.Slot, err)
-	}
-	return nil
-}
-
-// deliverWaitingRows hands over the rows that were committed before the slot existed, from the snapshot
-// that belongs to its first position: nothing is missing between them and the stream, and nothing is
-// there twice. They are one transaction that ends where the slot begins; only when all of them are
-// finished is the slot recorded as ready, so a process that dies before begins again.
-func (r *Relay) deliverWaitingRows(ctx context.Context, s *session, p *parts) error {
-	begin := s.created.ConsistentPoint - 1 // no real commit has it: they are 8-aligned
-	p.tracker.Begin(begin)
-	var rows int64
-	err := postgres.InSnapshot(ctx, r.Pool, s.created.Snapshot, func(tx pgx.Tx) error {
-		for _, table := range s.tables {
-			if table.Published == "" {
-				continue // nobody knows which of its rows wait
-			}
-			err := table.Unpublished(ctx, tx, func(ev *event.Event) error {
-				for !p.tracker.HasRoom() {
-					select {
-					case <-p.tracker.Room():
-					case <-ctx.Done():
-						return ctx.Err()
-					}
-				}
-				ev.Source = table.Source.Name
-				p.dispatch.FromTable(ev, event.Position{Epoch: s.epoch, Commit: begin, Ordinal: rows})
-				rows++
-				return nil
-			})
-			if err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		return fmt.Errorf("deliver the rows that waited before slot %q: %w", r.Slot, err)
-	}
-	p.tracker.Commit(s.created.ConsistentPoint)
-	if rows > 0 {
-		r.Log.Info("delivered rows that waited before the slot existed", "rows", rows)
 	}
 	return nil
 }

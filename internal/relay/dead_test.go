@@ -104,7 +104,7 @@ func TestRelay_keepsAnEventOpenWhileItsDeadLetterIsRefused(t *testing.T) {
 	r, kill := startMortal(t, db, o)
 	insert(db, "e", "a")
 	open := first.await(t, "e")
-	eventually(t, "refusals are counted", func() bool { return metric(t, o, "walpost_dead_letter_errors_total", "subscriber=keeping") >= 3 })
+	eventually(t, "refusals are counted", func() bool { return metric(t, o, "walpost_dead_letter_errors_total", "subscriber=sub") >= 3 })
 	if got := r.Progress().OpenEvents; got != 1 {
 		t.Errorf("%d events are open, want 1", got)
 	}
@@ -119,10 +119,10 @@ func TestRelay_keepsAnEventOpenWhileItsDeadLetterIsRefused(t *testing.T) {
 	second := keeping(never)
 	o = options(t, db, second)
 	streaming(t, o)
-	eventually(t, "refusals are counted", func() bool { return metric(t, o, "walpost_dead_letter_errors_total", "subscriber=keeping") >= 1 })
+	eventually(t, "refusals are counted", func() bool { return metric(t, o, "walpost_dead_letter_errors_total", "subscriber=sub") >= 1 })
 	db.Exec(`DROP TRIGGER refuse ON walpost.owed`)
 	eventually(t, "the slot has passed the event", passed(t, db, open))
-	if got, want := dead(db), []string{"keeping/e"}; !slices.Equal(got, want) {
+	if got, want := dead(db), []string{"sub/e"}; !slices.Equal(got, want) {
 		t.Errorf("dead letters %v, want %v", got, want)
 	}
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/backendstart/walpost/internal/ack"
 	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/wal"
 )
 
@@ -20,9 +21,6 @@ type movement struct {
 	confirmed event.LSN
 	at        time.Time
 }
-
-// term is the number of the leadership.
-func (r *Relay) term() int64 { return 1 }
 
 func (r *Relay) setState(state State, err error) {
 	r.mu.Lock()
@@ -61,6 +59,12 @@ func (r *Relay) Health() Health {
 	if err := recorder.failing(); err != nil {
 		h.Ready = false
 		h.Problems = append(h.Problems, "nothing can be confirmed: "+err.Error())
+	}
+	for _, l := range r.currentLanes() {
+		if stats := l.Stats(); stats.DebtError != "" {
+			h.Ready = false
+			h.Problems = append(h.Problems, fmt.Sprintf("the debt of subscriber %q cannot be kept: %s", l.Name(), stats.DebtError))
+		}
 	}
 	if since, open := r.standsStill(tracker); open > 0 && since > stallAfter {
 		h.Ready = false
@@ -113,10 +117,14 @@ func (r *Relay) Progress() Progress {
 	return p
 }
 
-func (r *Relay) subscribers(tracker *ack.Tracker) []Subscriber {
+func (r *Relay) currentLanes() []*lane.Lane {
 	r.mu.Lock()
-	lanes := r.lanes
-	r.mu.Unlock()
+	defer r.mu.Unlock()
+	return r.lanes
+}
+
+func (r *Relay) subscribers(tracker *ack.Tracker) []Subscriber {
+	lanes := r.currentLanes()
 	subs := make([]Subscriber, len(lanes))
 	for i, l := range lanes {
 		stats := l.Stats()
@@ -125,10 +133,26 @@ func (r *Relay) subscribers(tracker *ack.Tracker) []Subscriber {
 			Name: l.Name(), Open: open,
 			Delivered: stats.Delivered, Failed: stats.Failed, Dead: stats.Dead,
 			LastError: stats.LastError, Overdue: stats.Overdue,
+			Away: stats.BreakerOpen, Paused: stats.Paused, InDebt: stats.InDebt, KeysInDebt: stats.KeysInDebt,
+			HoldingWALBytes: r.holding(tracker, i),
 		}
 		if oldest != nil {
 			subs[i].OldestOpen, subs[i].OldestSince = oldest.ID, oldest.CommittedAt
 		}
 	}
 	return subs
+}
+
+// holding is how much WAL is kept for a subscriber alone: from its oldest event that is open or owed to
+// the end, unless the WAL budget has let that go.
+func (r *Relay) holding(tracker *ack.Tracker, subscriber int) int64 {
+	oldest := tracker.OwesSince(subscriber)
+	if _, open := tracker.OpenOf(subscriber); open != nil && (oldest == nil || open.Position.Compare(*oldest) < 0) {
+		oldest = &open.Position
+	}
+	received := r.wal.Received()
+	if oldest == nil || oldest.Commit < tracker.Confirmed() || oldest.Commit > received {
+		return 0
+	}
+	return int64(received - oldest.Commit)
 }

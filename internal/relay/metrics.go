@@ -40,13 +40,27 @@ func (r *Relay) registerMetrics() {
 		r.showOwed([]debt.Count{{Subscriber: name, State: "waiting"}, {Subscriber: name, State: "dead"}})
 		r.Registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name:        "walpost_lag_seconds",
-			Help:        "Age of the subscriber's oldest open event, from its commit.",
+			Help:        "Age of the subscriber's oldest open or owed event, from its commit.",
 			ConstLabels: prometheus.Labels{"subscriber": name},
-		}, func() float64 { return r.lag(i).Seconds() }))
+		}, func() float64 { return r.lag(i).Seconds() }), prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name:        "walpost_holding_wal_bytes",
+			Help:        "WAL kept for the subscriber's oldest open or owed event.",
+			ConstLabels: prometheus.Labels{"subscriber": name},
+		}, func() float64 { return float64(r.holdingOf(i)) }))
 	}
 }
 
-// lag is the age of a subscriber's oldest open event. Clocks of two machines differ: never below 0.
+func (r *Relay) holdingOf(subscriber int) int64 {
+	r.mu.Lock()
+	tracker := r.tracker
+	r.mu.Unlock()
+	if tracker == nil {
+		return 0
+	}
+	return r.holding(tracker, subscriber)
+}
+
+// lag is the age of a subscriber's oldest open or owed event. Clocks of two machines differ: never below 0.
 func (r *Relay) lag(subscriber int) time.Duration {
 	r.mu.Lock()
 	tracker := r.tracker
@@ -54,11 +68,14 @@ func (r *Relay) lag(subscriber int) time.Duration {
 	if tracker == nil {
 		return 0
 	}
-	_, oldest := tracker.OpenOf(subscriber)
-	if oldest == nil {
+	since := r.currentLanes()[subscriber].Stats().OwesSinceAt
+	if _, oldest := tracker.OpenOf(subscriber); oldest != nil && (since.IsZero() || oldest.CommittedAt.Before(since)) {
+		since = oldest.CommittedAt
+	}
+	if since.IsZero() {
 		return 0
 	}
-	return max(0, time.Since(oldest.CommittedAt))
+	return max(0, time.Since(since))
 }
 
 func (r *Relay) showOwed(counts []debt.Count) {

@@ -58,7 +58,7 @@ func TestRelay_neverShowsANegativeOrHugeLag(t *testing.T) {
 				t.Errorf("%s{%s} is %v", s.name, s.labels, value)
 			}
 		}
-		if got := metric(t, o, "walpost_lag_seconds", "subscriber=blocking"); got > 60 {
+		if got := metric(t, o, "walpost_lag_seconds", "subscriber=sub"); got > 60 {
 			t.Errorf("an event of this test is %v seconds late", got)
 		}
 	}
@@ -69,7 +69,7 @@ func TestRelay_neverShowsANegativeOrHugeLag(t *testing.T) {
 		return metric(t, o, "walpost_slot_lag_bytes", "") != observed
 	})
 	blocked.Release()
-	eventually(t, "no lag", func() bool { check(); return metric(t, o, "walpost_lag_seconds", "subscriber=blocking") == 0 })
+	eventually(t, "no lag", func() bool { check(); return metric(t, o, "walpost_lag_seconds", "subscriber=sub") == 0 })
 	if p := r.Progress(); p.Received < p.Confirmed {
 		t.Errorf("received %v, confirmed %v", p.Received, p.Confirmed)
 	}
@@ -86,11 +86,11 @@ func TestRelay_showsItsSeriesFromTheStart(t *testing.T) {
 	for _, s := range []sample{
 		{"walpost_slot_lag_bytes", ""}, {"walpost_slot_retained_bytes", ""}, {"walpost_slot_safe_wal_bytes", ""}, {"walpost_slot_active", ""},
 		{"walpost_slot_wal_status", "status=lost"}, {"walpost_received_lsn", ""}, {"walpost_confirmed_lsn", ""},
-		{"walpost_lag_seconds", "subscriber=recording"}, {"walpost_events_received_total", "source=lessons"},
-		{"walpost_deliveries_total", "outcome=delivered,subscriber=recording"}, {"walpost_deliveries_total", "outcome=failed,subscriber=recording"},
-		{"walpost_deliveries_total", "outcome=dead,subscriber=recording"}, {"walpost_handle_seconds", "subscriber=recording"},
-		{"walpost_commit_to_ack_seconds", "subscriber=recording"}, {"walpost_open_events", "subscriber=recording"}, {"walpost_open_bytes", ""},
-		{"walpost_owed", "state=dead,subscriber=recording"}, {"walpost_owed", "state=waiting,subscriber=recording"},
+		{"walpost_lag_seconds", "subscriber=sub"}, {"walpost_events_received_total", "source=lessons"},
+		{"walpost_deliveries_total", "outcome=delivered,subscriber=sub"}, {"walpost_deliveries_total", "outcome=failed,subscriber=sub"},
+		{"walpost_deliveries_total", "outcome=dead,subscriber=sub"}, {"walpost_handle_seconds", "subscriber=sub"},
+		{"walpost_commit_to_ack_seconds", "subscriber=sub"}, {"walpost_open_events", "subscriber=sub"}, {"walpost_open_bytes", ""},
+		{"walpost_owed", "state=dead,subscriber=sub"}, {"walpost_owed", "state=waiting,subscriber=sub"},
 		{"walpost_marked_elsewhere_total", ""}, {"walpost_reconnects_total", ""},
 	} {
 		if _, ok := shown[s]; !ok {

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math"
 	"sync"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	"github.com/backendstart/walpost/internal/ack"
 	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/dispatch"
+	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/subscriber"
@@ -33,6 +35,11 @@ type Options struct {
 	Sources           []*outbox.Source
 	Subscriptions     []Subscription
 	Window            ack.Window
+	// MaxEvent is the size in bytes above which an event is not kept but recorded as dead.
+	MaxEvent int
+	// WALBudget is how many bytes of WAL debt may hold: 0 none, Unlimited for always, Auto for what the
+	// server's max_slot_wal_keep_size allows.
+	WALBudget int64
 	// Drain is how long a stop waits for what is in hand.
 	Drain    time.Duration
 	Registry prometheus.Registerer
@@ -48,9 +55,22 @@ type Subscription struct {
 	Wants func(source, eventType string) bool
 }
 
+// Values of Options.WALBudget beside a number of bytes.
+const (
+	Unlimited = math.MaxInt64
+	Auto      = -1
+)
+
+// wants reports whether events of a source and type go to the subscriber. Nobody can say whether one
+// without a type is wanted: it ends as a dead letter of everybody.
+func (s Subscription) wants(source, eventType string) bool {
+	return (s.Wants == nil || s.Wants(source, eventType)) && (eventType == "" || s.Subscriber.Wants(eventType))
+}
+
 // Relay delivers the events of one slot. Run may be called once; Health and Progress at any time.
 type Relay struct {
 	Options
+	fence   *debt.Fence
 	owed    *debt.Store
 	wal     *wal.Metrics
 	lanes   []*lane.Lane
@@ -70,11 +90,12 @@ type Relay struct {
 func New(o Options) *Relay {
 	r := &Relay{
 		Options: o,
-		owed:    debt.NewStore(o.Pool, o.Slot),
+		fence:   debt.NewFence(o.Slot),
 		wal:     wal.NewMetrics(o.Registry),
 		vectors: lane.NewVectors(o.Registry),
 		state:   Starting,
 	}
+	r.owed = debt.NewStore(o.Pool, o.Slot).Within(r.fence)
 	r.registerMetrics()
 	return r
 }
@@ -92,18 +113,37 @@ func (r *Relay) run(ctx context.Context) error {
 	if err != nil || first == nil {
 		return err
 	}
+	unclean, found, err := r.countStart(ctx)
+	if err != nil {
+		first.conn.Close()
+		return err
+	}
 	// What ends the run for any reason ends it softly: what is in hand is finished and recorded.
 	run, stop := context.WithCancelCause(ctx)
-	parts := r.build(first)
+	defer stop(nil)
+	parts := r.build(first, unclean >= uncleanLimit, found)
 	ended := parts.start(run, r, func(ctx context.Context) { r.watch(ctx, first, stop) })
 
 	err = r.stream(run, first, parts)
 	r.setState(Stopping, err)
 	stop(nil)
-	if setup := (*wal.SetupError)(nil); err == nil && errors.As(context.Cause(run), &setup) {
-		err = setup
+	if setup := (*wal.SetupError)(nil); err == nil && (errors.As(context.Cause(run), &setup) || errors.Is(context.Cause(run), debt.ErrFenced)) {
+		err = context.Cause(run) // what watch has found
 	}
-	return errors.Join(err, <-ended)
+	err = errors.Join(err, <-ended)
+	if err == nil {
+		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastRecord)
+		defer cancel()
+		r.endClean(last)
+	}
+	return err
+}
+
+// built reports whether the rooms were made: then they hold events of the slot as it was.
+func (r *Relay) built() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.tracker != nil
 }
 
 // parts are the rooms between reception and confirmation. They outlive connections.
@@ -112,25 +152,51 @@ type parts struct {
 	dispatch *dispatch.Dispatcher
 	lanes    []*lane.Lane
 	recorder *recorder
+	ledger   *tableLedger
 	drained  chan struct{} // closed when nothing will be confirmed any more
 }
 
-func (r *Relay) build(s *session) *parts {
-	tracker := ack.New(r.Window, len(r.Subscriptions), s.start())
+// build makes the rooms for the slot as it was found. After several unclean ends of the process one event
+// at a time is handed over, and found is the one that was in hand at the last of them.
+func (r *Relay) build(s *session, careful bool, found *suspect) *parts {
+	if careful {
+		r.Log.Warn("the process ended several times without progress; handing over one event at a time until the next start", "suspect", found)
+	}
+	guard := &guard{pool: r.Pool, slot: r.Slot}
+	tracker := ack.New(r.Window, len(r.Subscriptions), s.confirmed)
 	p := &parts{tracker: tracker, drained: make(chan struct{})}
 	routes := make([]dispatch.Route, len(r.Subscriptions))
 	for i, sub := range r.Subscriptions {
+		tracker.AwaitOwes(i) // until the lane has looked, anything may be owed
+		options := sub.Lane
+		options.Share = max(1, r.Window.Events/4)
+		target := sub.Subscriber
+		if careful {
+			target = carefully{target, guard}
+		}
 		name := sub.Subscriber.Name()
-		l := lane.New(sub.Subscriber, sub.Lane, tracker, r.owed, r.term, r.vectors.For(name), r.Log)
+		l := lane.New(i, target, options, tracker, r.owed, lane.Stream{
+			Term:     r.fence.Term,
+			CaughtUp: func() bool { return r.wal.Received() >= s.horizon },
+			Pressed:  func() bool { return tracker.Pressed(i) },
+			Secured:  s.after[i],
+			Refuse: func(ev *event.Event) error {
+				if found.is(name, ev) {
+					return errors.New("the process ended several times while this event was handled")
+				}
+				return nil
+			},
+		}, r.vectors.For(name), r.Log)
 		p.lanes = append(p.lanes, l)
-		routes[i] = dispatch.Route{Lane: l, Wants: func(source, eventType string) bool {
-			return (sub.Wants == nil || sub.Wants(source, eventType)) &&
-				// Nobody can say whether an event without a type is wanted; it ends as a dead letter.
-				(eventType == "" || sub.Subscriber.Wants(eventType))
-		}}
+		routes[i] = dispatch.Route{Lane: l, Wants: sub.wants, After: s.after[i]}
 	}
-	p.dispatch = dispatch.New(s.tables, r.messageSources(), routes, tracker, s.epoch, r.Registry, r.Log)
-	p.recorder = newRecorder(r, tracker, s)
+	p.dispatch = dispatch.New(s.tables, r.messageSources(), routes, tracker, s.epoch, r.MaxEvent, r.Registry, r.Log)
+	p.ledger = &tableLedger{pool: r.Pool, slot: r.Slot, fence: r.fence}
+	p.ledger.use(s.tables)
+	p.recorder = &recorder{
+		ledger: p.ledger, tracker: tracker, log: r.Log, metrics: newRecordMetrics(r.Registry),
+		names: r.names(), budget: s.budget, received: r.wal.Received, recorded: s.confirmed,
+	}
 	r.mu.Lock()
 	r.tracker, r.lanes, r.recorder = tracker, p.lanes, p.recorder
 	r.mu.Unlock()
@@ -149,7 +215,7 @@ func (p *parts) start(ctx context.Context, r *Relay, watch func(context.Context)
 	recording, recorded := context.WithCancel(context.WithoutCancel(ctx))
 	others.Go(func() { p.recorder.run(recording) })
 	others.Go(func() { watch(ctx) })
-	others.Go(func() { r.clean(ctx, p.recorder) })
+	others.Go(func() { r.clean(ctx, p.ledger) })
 	go func() {
 		lanes.Wait()
 		recorded()
@@ -163,13 +229,8 @@ func (p *parts) start(ctx context.Context, r *Relay, watch func(context.Context)
 // stream reads the slot, and again after every loss of the connection, until ctx ends or a person must
 // act.
 func (r *Relay) stream(ctx context.Context, s *session, p *parts) error {
-	if s.created != nil {
-		if err := r.deliverWaitingRows(ctx, s, p); err != nil {
-			s.conn.Close()
-			return err
-		}
-	}
-	for {
+	for short := 0; ; {
+		begun := time.Now()
 		r.setState(Streaming, nil)
 		r.Log.Info("streaming", "slot", r.Slot, "publication", r.Publication, "confirmed", s.confirmed)
 		err := s.conn.Stream(ctx, wal.StreamOptions{
@@ -181,14 +242,21 @@ func (r *Relay) stream(ctx context.Context, s *session, p *parts) error {
 		if ctx.Err() != nil {
 			return r.whileStopping(err)
 		}
-		if err = final(err); err != nil {
+		if final(err) != nil {
 			return err
 		}
+		if short++; time.Since(begun) > steady {
+			short = 0
+		}
+		r.setState(Reconnecting, err)
+		wait := reconnect.Wait(short)
+		r.Log.Warn("the stream broke, will open it again", "wait", wait, "err", err)
+		pause(ctx, wait)
 		if s, err = r.openUntilReady(ctx, r.reopener(s)); err != nil || s == nil {
 			return err
 		}
 		p.dispatch.Connected(s.tables)
-		p.recorder.use(s.tables)
+		p.ledger.use(s.tables)
 		r.wal.Reconnects.Inc()
 	}
 }

@@ -40,13 +40,20 @@ func options(t *testing.T, db *testdb.DB, subs ...subscriber.Subscriber) relay.O
 		Sources:  []*outbox.Source{lessons()},
 		Window:   ack.Window{Events: 10000, Bytes: 32 << 20},
 		Drain:    5 * time.Second,
+		MaxEvent: 16 << 20, WALBudget: relay.Auto,
 		Registry: prometheus.NewRegistry(),
 		Log:      slog.New(slog.NewTextHandler(t.Output(), nil)),
 	}
 	for _, sub := range subs {
+		if fake, ok := sub.(interface {
+			Named(string) *subscribertest.Fake
+		}); ok && len(subs) == 1 {
+			fake.Named("sub") // the same one in each life of the relay, however it behaves
+		}
 		o.Subscriptions = append(o.Subscriptions, relay.Subscription{Subscriber: sub, Lane: lane.Options{
 			Ordering: lane.ByKey, Concurrency: 8, Timeout: 10 * time.Second,
-			Backoff: lane.Backoff{Initial: 10 * time.Millisecond, Max: 100 * time.Millisecond},
+			Backoff:    lane.Backoff{Initial: 10 * time.Millisecond, Max: 100 * time.Millisecond},
+			StallAfter: time.Minute,
 		}})
 	}
 	return o

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -24,21 +25,17 @@ type session struct {
 	confirmed   event.LSN // where the slot stands
 	fingerprint string
 	tables      []*outbox.Table
-	// created is set when this session made the slot: rows that waited before it are delivered first.
-	created *wal.CreatedSlot
-}
-
-// start is where the confirmed LSN begins. Of a new slot that is just before its first position: rows
-// that waited in the table end there, and until they are finished the slot is not ready.
-func (s *session) start() event.LSN {
-	if s.created != nil {
-		return s.confirmed - 1
-	}
-	return s.confirmed
+	budget      int64            // bytes of WAL that debt may hold
+	created     bool             // this session made the slot
+	horizon     event.LSN        // end of the WAL when the session was opened
+	after       []event.Position // by subscriber: what it needs begins after it
 }
 
 // waits between attempts to reach Postgres.
 var reconnect = lane.Backoff{Initial: 500 * time.Millisecond, Max: 15 * time.Second}
+
+// steady is how long a stream must have run for the next wait to be a short one again.
+const steady = 10 * time.Second
 
 // openUntilReady opens a session, again and again while Postgres is away or another session holds the
 // slot. It returns nil without an error when ctx ends first.
@@ -102,6 +99,11 @@ func (r *Relay) open(ctx context.Context) (_ *session, err error) {
 		if err := slot.Check(); err != nil {
 			return nil, err
 		}
+		if slot.Active && slot.Confirmed != 0 {
+			// Nothing is touched that belongs to whoever reads it. After a broken connection that can be
+			// our own last session, until the server notices.
+			return nil, fmt.Errorf("%w: pid %d", wal.ErrSlotInUse, slot.ActivePID)
+		}
 	}
 	if s.tables, err = r.inspect(ctx); err != nil {
 		return nil, err
@@ -127,7 +129,42 @@ func (r *Relay) open(ctx context.Context) (_ *session, err error) {
 	if err != nil {
 		return nil, err
 	}
-	return s, r.findOrCreateSlot(ctx, s, slot, record)
+	if s.horizon, err = wal.End(ctx, r.Pool); err != nil {
+		return nil, err
+	}
+	if s.budget = r.WALBudget; s.budget == Auto {
+		if s.budget, err = wal.DefaultBudget(ctx, r.Pool); err != nil {
+			return nil, err
+		}
+	}
+	r.owed.Use(s.tables)
+	if err := r.findOrCreateSlot(ctx, s, slot, record); err != nil {
+		return nil, err
+	}
+	if err := s.conn.Start(ctx, r.Slot, r.Publication); err != nil {
+		return nil, err
+	}
+	if r.built() {
+		return s, r.fence.Check(ctx, r.Pool)
+	}
+	// Only now, with the slot in hand, is what the subscribers have and owe ours to read: nothing that an
+	// earlier process has left on the server can change it any more.
+	if err := r.fence.Lead(ctx, r.Pool, r.holder()); err != nil {
+		return nil, err
+	}
+	if s.created {
+		return s, nil
+	}
+	return s, r.startPositions(ctx, s)
+}
+
+// holder names this process.
+func (r *Relay) holder() string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown"
+	}
+	return fmt.Sprintf("%s/%d", host, os.Getpid())
 }
 
 // findOrCreateSlot compares the slot that the server has with what we know about it.
@@ -143,7 +180,7 @@ func (r *Relay) findOrCreateSlot(ctx context.Context, s *session, slot *wal.Slot
 		return r.createSlot(ctx, s, record.epoch)
 	case slot == nil:
 		r.Log.Error("the slot is gone; making it anew and sending the unpublished rows of the tables", "slot", r.Slot, "confirmed", record.confirmed)
-		return r.createSlot(ctx, s, record.epoch)
+		return r.createSlot(ctx, s, record.nextEpoch(s.system))
 	case record == nil:
 		return &wal.SetupError{
 			Problem: fmt.Sprintf("slot %q exists, but walpost did not make it", r.Slot),
@@ -176,10 +213,6 @@ func (r *Relay) reopener(last *session) func(context.Context) (*session, error) 
 		s, err := r.open(ctx)
 		if err != nil {
 			return nil, err
-		}
-		if s.created != nil {
-			s.conn.Close()
-			return nil, r.resetAdvice(fmt.Sprintf("slot %q vanished while it was read", r.Slot))
 		}
 		if s.system != last.system {
 			s.conn.Close()

@@ -48,6 +48,14 @@ type Subscriber struct {
 	Delivered uint64 `json:"delivered"` // since the process started
 	Failed    uint64 `json:"failed"`    // failed attempts since the process started
 	Dead      uint64 `json:"dead"`      // dead letters written since the process started
+	// Away: it fails whatever it is given, and one event at a time is tried. Paused: a person wants that.
+	Away   bool `json:"away,omitempty"`
+	Paused bool `json:"paused,omitempty"`
+	// InDebt: its events are recorded in walpost.owed and sent from there; KeysInDebt: those of so many keys.
+	InDebt     bool `json:"in_debt,omitempty"`
+	KeysInDebt int  `json:"keys_in_debt,omitempty"`
+	// HoldingWALBytes is how much WAL the server keeps for its oldest open or owed event.
+	HoldingWALBytes int64 `json:"holding_wal_bytes"`
 	// OldestOpen is the id of the oldest open event, OldestSince when its transaction committed.
 	OldestOpen  string    `json:"oldest_open,omitempty"`
 	OldestSince time.Time `json:"oldest_since,omitzero"`

@@ -2,8 +2,10 @@ package relay
 
 import (
 	"context"
+	"errors"
 	"time"
 
+	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/wal"
 )
@@ -21,7 +23,11 @@ func (r *Relay) watch(ctx context.Context, s *session, stop context.CancelCauseF
 	defer ticker.Stop()
 	for {
 		r.observe(ctx)
-		if err := r.publicationChanged(ctx, s.fingerprint); err != nil {
+		err := r.publicationChanged(ctx, s.fingerprint)
+		if lead := r.fence.Check(ctx, r.Pool); errors.Is(lead, debt.ErrFenced) {
+			err = lead
+		}
+		if err != nil {
 			stop(err)
 			return
 		}
@@ -55,17 +61,21 @@ func (r *Relay) publicationChanged(ctx context.Context, fingerprint string) erro
 
 // clean deletes what retention allows, in small batches, so that neither the stream nor the application
 // waits for it.
-func (r *Relay) clean(ctx context.Context, rec *recorder) {
+func (r *Relay) clean(ctx context.Context, ledger *tableLedger) {
 	ticker := time.NewTicker(retentionInterval)
 	defer ticker.Stop()
 	for {
 		var longest time.Duration
-		for _, table := range rec.current() {
+		for _, table := range ledger.current() {
 			longest = max(longest, table.Source.Retention)
 			r.cleanAll(ctx, "delete old outbox rows", func() (int64, bool, error) {
 				return table.Clean(ctx, r.Pool, r.Slot, retentionBatch)
 			})
 		}
+		r.cleanAll(ctx, "delete paid deliveries", func() (int64, bool, error) {
+			deleted, err := r.owed.Clean(ctx)
+			return int64(deleted), false, err
+		})
 		if longest > 0 {
 			r.cleanAll(ctx, "delete old inbox rows", func() (int64, bool, error) {
 				return outbox.CleanInbox(ctx, r.Pool, r.Slot, longest, retentionBatch)

@@ -2,7 +2,6 @@ package subscriber
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"time"
@@ -10,10 +9,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
-
-// ErrHeld is the error of a delivery that a batch did not try, because an earlier event of its key failed
-// and overtaking it would break the order. It says nothing about the delivery itself.
-var ErrHeld = errors.New("not tried: an earlier event of its key failed")
 
 // Notifications tells learners by mail that a lesson is completed.
 //

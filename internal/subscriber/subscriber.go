@@ -44,7 +44,9 @@ type BatchSubscriber interface {
 	HandleBatch(ctx context.Context, deliveries []Delivery) error
 }
 
-// BatchError says which deliveries of a batch failed. What it does not name is done.
+// BatchError says which deliveries of a batch failed. What it does not name is done. After an event
+// that failed the later ones of its key must not be done either: they are named too, with ErrHeld or any
+// other error.
 type BatchError struct {
 	// Failed has an error for each index into the batch that is not done.
 	Failed map[int]error
@@ -57,6 +59,10 @@ func (e *BatchError) Error() string {
 	}
 	return errors.Join(errs...).Error()
 }
+
+// ErrHeld is the error of a delivery that a batch did not try, because an earlier event of its key failed
+// and overtaking it would break the order. It says nothing about the delivery itself.
+var ErrHeld = errors.New("not tried: an earlier event of its key failed")
 
 type permanent struct{ error }
 

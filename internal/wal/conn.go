@@ -141,9 +141,10 @@ func (c *Conn) CreateSlot(ctx context.Context, name string) (CreatedSlot, error)
 	return CreatedSlot{ConsistentPoint: point, Snapshot: created.SnapshotName}, nil
 }
 
-// start begins to stream. The position is always 0/0, "where the slot stands": a higher one of our own
+// Start takes the slot: from now on nobody else can read it. It returns ErrSlotInUse while somebody else
+// does. The position is always 0/0, "where the slot stands": a higher one of our own
 // would make the server skip what lies between without a word.
-func (c *Conn) start(ctx context.Context, slot, publication string) error {
+func (c *Conn) Start(ctx context.Context, slot, publication string) error {
 	err := pglogrepl.StartReplication(ctx, c.pg, quote(slot), 0, pglogrepl.StartReplicationOptions{
 		PluginArgs: []string{
 			"proto_version '1'",
@@ -152,7 +153,10 @@ func (c *Conn) start(ctx context.Context, slot, publication string) error {
 		},
 	})
 	if err != nil {
-		return explainSlotError(slot, fmt.Errorf("start replication on slot %q: %w", slot, err))
+		if ctx.Err() != nil { // a stop that came before the first byte is no fault of the slot's
+			return fmt.Errorf("%w: %w", ErrConnection, err)
+		}
+		return explainSlotError(slot, fmt.Errorf("start replication on slot %q: %w", slot, postgres.Mask(err, c.dsn)))
 	}
 	return nil
 }

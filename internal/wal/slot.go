@@ -127,3 +127,26 @@ func Preflight(ctx context.Context, q Querier, slotExists bool) error {
 	}
 	return nil
 }
+
+// End is the end of the WAL that is flushed: everything committed durably before the call lies below it.
+func End(ctx context.Context, q Querier) (event.LSN, error) {
+	var text string
+	if err := q.QueryRow(ctx, `SELECT pg_catalog.pg_current_wal_flush_lsn()::text`).Scan(&text); err != nil {
+		return 0, fmt.Errorf("look up the end of the WAL: %w", err)
+	}
+	return event.ParseLSN(text)
+}
+
+// DefaultBudget is how much WAL debt may hold where nobody says it: half of what the server keeps for a
+// slot at most, else 10 GiB.
+func DefaultBudget(ctx context.Context, q Querier) (int64, error) {
+	var megabytes int64
+	err := q.QueryRow(ctx, `SELECT setting::bigint FROM pg_catalog.pg_settings WHERE name = 'max_slot_wal_keep_size'`).Scan(&megabytes)
+	if err != nil {
+		return 0, fmt.Errorf("read max_slot_wal_keep_size: %w", err)
+	}
+	if megabytes < 0 {
+		return 10 << 30, nil
+	}
+	return megabytes << 20 / 2, nil
+}

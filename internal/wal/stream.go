@@ -70,15 +70,9 @@ const (
 	silence = 30 * time.Second
 )
 
-// Stream reads the slot until ctx ends, the server stops or something breaks. It returns nil after a
+// Stream reads the slot, after Start, until ctx ends, the server stops or something breaks. It returns nil after a
 // clean end: the last status was sent and the server has answered.
 func (c *Conn) Stream(ctx context.Context, o StreamOptions) error {
-	if err := c.start(ctx, o.Slot, o.Publication); err != nil {
-		if ctx.Err() != nil { // a stop that came before the first byte is no fault of the slot's
-			return fmt.Errorf("%w: %w", ErrConnection, err)
-		}
-		return postgres.Mask(err, c.dsn)
-	}
 	now := time.Now()
 	s := &stream{StreamOptions: o, conn: c, sent: o.Confirmed, lastStatus: now, lastHeard: now, probed: now}
 	// A read that waits is woken by the end of ctx. What comes after the reading sets deadlines of its

@@ -12,6 +12,10 @@ CREATE TABLE walpost.slots (
     fingerprint  TEXT        NOT NULL DEFAULT '',
     state        TEXT        NOT NULL CHECK (state IN ('creating', 'ready')),
     ours         BOOLEAN     NOT NULL DEFAULT true,
+    -- Starts since the last clean stop or confirmed position, and the delivery that is in hand while the
+    -- relay is careful because of them.
+    unclean_starts INT       NOT NULL DEFAULT 0,
+    suspect      JSONB,
     created_at   TIMESTAMPTZ NOT NULL DEFAULT now(),
     updated_at   TIMESTAMPTZ NOT NULL DEFAULT now()
 );
@@ -31,6 +35,7 @@ CREATE TABLE walpost.subscribers (
     secured_epoch    INT         NOT NULL DEFAULT 0,
     secured_commit   PG_LSN      NOT NULL DEFAULT '0/0',
     secured_ordinal  BIGINT      NOT NULL DEFAULT 0,
+    gone_at          TIMESTAMPTZ,                       -- left the configuration
     last_seen        TIMESTAMPTZ NOT NULL DEFAULT now(),
     updated_at       TIMESTAMPTZ NOT NULL DEFAULT now(),
     PRIMARY KEY (slot, name)

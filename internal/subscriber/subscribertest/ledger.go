@@ -213,9 +213,14 @@ func (b *Batcher) HandleBatch(ctx context.Context, deliveries []subscriber.Deliv
 	b.mu.Unlock()
 
 	failed := make(map[int]error)
+	held := make(map[string]bool) // keys of which an event failed
 	for i, delivery := range deliveries {
+		if held[delivery.Key] {
+			failed[i] = subscriber.ErrHeld
+			continue
+		}
 		if err := b.Handle(ctx, delivery); err != nil {
-			failed[i] = err
+			failed[i], held[delivery.Key] = err, true
 		}
 	}
 	if len(failed) == 0 {

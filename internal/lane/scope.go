@@ -1,0 +1,294 @@
+package lane
+
+import (
+	"slices"
+	"time"
+
+	"github.com/backendstart/walpost/internal/ack"
+)
+
+// scope says which events are held back because something before them is owed. All of it is guarded by
+// Lane.mu.
+//
+// Invariant: live and owed events are never given out for one key at the same time. What is in scope is
+// given out only after it was read from the debt; what is held is recorded, or released when nothing
+// before it is owed any more.
+type scope struct {
+	all     bool            // the subscriber as a whole is in debt
+	keys    map[string]int  // without all: keys in debt and how many recorded deliveries of each wait
+	blocked map[string]bool // keys behind a dead letter, where the subscriber wants that
+	paused  bool            // a person has paused the subscriber
+	// checking: an earlier process may have recorded what the stream brings, so it is looked up first.
+	// Nothing is read from the debt meanwhile: something older may come to it.
+	checking  bool
+	unchecked []*item // offered while checking
+
+	held   []*item // offered and in scope
+	urgent bool    // some of held stand still and must leave the window
+
+	inHand int                // read from the debt; neither removed there nor given up here
+	paid   []*item            // of them: delivered, to be removed from the debt
+	failed map[*item]struct{} // of them: failed, to be noted there
+}
+
+// standstill is how long every call of a lane must be under way for the lane not to move.
+const standstill = time.Second
+
+func (l *Lane) inScope(it *item) bool {
+	s := &l.scope
+	switch {
+	case s.all, s.paused:
+		return true
+	case len(s.keys) == 0 && len(s.blocked) == 0:
+		return false
+	}
+	key := l.keyOf(it.ev)
+	_, owed := s.keys[key]
+	return owed || s.blocked[key]
+}
+
+func (l *Lane) hold(it *item) {
+	l.scope.held = append(l.scope.held, it)
+	signal(l.desk)
+}
+
+// admit lets the first n of the events that were looked up into the lane. known has the state of those
+// that an earlier process recorded.
+func (l *Lane) admit(n int, known map[int]State) {
+	s := &l.scope
+	for i, it := range s.unchecked[:n] {
+		switch state, ok := known[i]; {
+		case !ok && l.inScope(it):
+			l.hold(it)
+		case !ok:
+			l.queue(it)
+		case state == StateWaiting:
+			l.held--
+			l.acks.Secure([]*ack.Delivery{it.live})
+		default: // dead, or paid: finished
+			l.held--
+			l.acks.Finish(it.live, true, 0)
+		}
+	}
+	s.unchecked = s.unchecked[n:]
+	l.metrics.open.Set(float64(l.held))
+	l.pump()
+}
+
+// assess decides whether something has stood still for too long, or holds too much of the window, and
+// puts it in debt: some keys where some stand still, everything where the subscriber does.
+func (l *Lane) assess(now time.Time) {
+	s := &l.scope
+	if s.all || s.paused || l.held == 0 {
+		return
+	}
+	crowded := l.held >= l.options.Share
+	switch {
+	case l.breaker.open && (crowded || now.Sub(l.breaker.since) >= l.options.StallAfter):
+		l.enterAll("it is away")
+		return
+	case crowded && l.standsStill(now):
+		l.enterAll("its handlers do not return")
+		return
+	case l.stream.Pressed():
+		l.enterAll("the others would have to wait for it")
+		return
+	}
+	var stalled []*keyQueue
+	for q := range l.resting {
+		head := q.items[0]
+		if head.live != nil && (crowded || now.Sub(head.firstFailure) >= l.options.StallAfter) {
+			stalled = append(stalled, q)
+		}
+	}
+	for c := range l.calls {
+		head := c.items[0]
+		if c.overdue && head.live != nil && !head.abandoned && (crowded || now.Sub(c.begun) >= l.options.StallAfter) {
+			for _, it := range c.items {
+				stalled = append(stalled, it.queue)
+			}
+		}
+	}
+	if len(stalled) > 0 {
+		l.enterKeys(stalled)
+	}
+}
+
+// standsStill reports whether all workers are busy and none has ended a call for a while.
+func (l *Lane) standsStill(now time.Time) bool {
+	if len(l.calls)-l.overdue < l.options.Concurrency {
+		return false
+	}
+	for c := range l.calls {
+		if now.Sub(c.begun) < standstill {
+			return false
+		}
+	}
+	return true
+}
+
+// enterAll puts the subscriber as a whole in debt: it gives out nothing that is not owed, and everything
+// held leaves the window as soon as the handlers at work have ended.
+func (l *Lane) enterAll(why string) {
+	s := &l.scope
+	s.all, s.urgent = true, true
+	clear(s.keys)
+	for _, q := range l.keys {
+		l.holdQueue(q)
+	}
+	l.abandonOverdue()
+	l.metrics.inDebt.Set(1)
+	l.log.Warn("subscriber falls into debt; its events are recorded and sent later, in order", "why", why, "events", len(s.held))
+}
+
+// enterKeys puts some keys in debt; the others stay live.
+func (l *Lane) enterKeys(queues []*keyQueue) {
+	s := &l.scope
+	s.urgent = true
+	for _, q := range queues {
+		s.keys[q.key] += 0 // in scope even before anything is recorded
+		l.holdQueue(q)
+	}
+	l.abandonOverdue()
+	l.metrics.keysInDebt.Set(float64(len(s.keys)))
+	l.log.Warn("keys fall into debt; their events are recorded and sent later, in order", "keys", len(queues), "first", queues[0].key, "events", len(s.held))
+}
+
+// holdQueue moves the live events of a key that are not in work to the held ones.
+func (l *Lane) holdQueue(q *keyQueue) {
+	owed := q.items[:0:0]
+	for _, it := range q.items {
+		if it.live == nil {
+			owed = append(owed, it)
+			continue
+		}
+		l.scope.held = append(l.scope.held, it)
+	}
+	q.items = owed
+	if len(owed) == 0 && q.state == backoff {
+		l.endBackoff(q)
+		l.release(q)
+	}
+}
+
+// abandonOverdue lets events of calls that do not return be recorded, where they are in scope. Their
+// keys stay in work until the handlers return, so nothing of them is handed over meanwhile.
+func (l *Lane) abandonOverdue() {
+	for c := range l.calls {
+		if !c.overdue {
+			continue
+		}
+		for _, it := range c.items {
+			if it.live != nil && !it.abandoned && l.inScope(it) {
+				it.abandoned = true
+				copied := *it
+				copied.abandoned, copied.queue = false, nil
+				l.scope.held = append(l.scope.held, &copied)
+			}
+		}
+	}
+}
+
+// liveAtWork reports whether a handler has a live event in scope in hand. Until it ends, or is overdue,
+// nothing held is recorded and nothing owed is read: it is older than all of that.
+func (l *Lane) liveAtWork() bool {
+	for c := range l.calls {
+		if c.overdue {
+			continue
+		}
+		for _, it := range c.items {
+			if it.live != nil && l.inScope(it) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// leaveDebt lets go of keys of which nothing is recorded any more, and releases what was held behind
+// them, in order.
+func (l *Lane) leaveDebt() {
+	s := &l.scope
+	if s.urgent {
+		return
+	}
+	for key, waiting := range s.keys {
+		if waiting <= 0 {
+			delete(s.keys, key)
+		}
+	}
+	l.metrics.keysInDebt.Set(float64(len(s.keys)))
+	var still []*item
+	for _, it := range s.held {
+		if l.inScope(it) {
+			still = append(still, it)
+			continue
+		}
+		l.queue(it)
+	}
+	s.held = still
+	l.pump()
+}
+
+// narrow turns a debt of the whole subscriber into one of the keys that still have something in hand;
+// everything that is recorded must be in hand.
+func (l *Lane) narrow() {
+	s := &l.scope
+	if !s.all {
+		return
+	}
+	s.all = false
+	clear(s.keys)
+	for _, it := range l.owedItems() {
+		s.keys[l.keyOf(it.ev)]++
+	}
+	l.metrics.inDebt.Set(0)
+	l.log.Info("subscriber has caught up with its debt", "keys_left", len(s.keys))
+}
+
+// owedItems lists everything that was read from the debt and is neither removed there nor given up.
+func (l *Lane) owedItems() []*item {
+	var items []*item
+	for _, q := range l.keys {
+		for _, it := range q.items {
+			if it.live == nil {
+				items = append(items, it)
+			}
+		}
+	}
+	for c := range l.calls {
+		for _, it := range c.items {
+			if it.live == nil {
+				items = append(items, it)
+			}
+		}
+	}
+	return append(items, l.scope.paid...)
+}
+
+// giveUp drops what was read from the debt of a key and is not in work: it stays recorded and is read
+// again later.
+func (l *Lane) giveUp(q *keyQueue) {
+	kept := q.items[:0:0]
+	for _, it := range q.items {
+		if it.live == nil {
+			l.scope.inHand--
+			continue
+		}
+		kept = append(kept, it)
+	}
+	q.items = kept
+	if len(kept) == 0 && q.state == backoff {
+		l.endBackoff(q)
+		l.release(q)
+	}
+}
+
+// sortHeld puts what is held in the order of the stream: what came back from a handler is older than
+// what was offered meanwhile.
+func (s *scope) sortHeld() {
+	byPosition := func(a, b *item) int { return a.ev.Position.Compare(b.ev.Position) }
+	if !slices.IsSortedFunc(s.held, byPosition) {
+		slices.SortStableFunc(s.held, byPosition)
+	}
+}

@@ -1,0 +1,155 @@
+package relay
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/backendstart/walpost/internal/debt"
+	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/outbox"
+	"github.com/backendstart/walpost/internal/postgres"
+)
+
+// tableLedger writes to walpost.slots, walpost.subscribers and the outbox tables.
+type tableLedger struct {
+	pool  *pgxpool.Pool
+	slot  string
+	fence *debt.Fence
+
+	mu     sync.Mutex
+	tables map[string]*outbox.Table // by source; guarded by mu
+}
+
+// use sets the tables as they were last looked up.
+func (l *tableLedger) use(tables []*outbox.Table) {
+	bySource := make(map[string]*outbox.Table, len(tables))
+	for _, table := range tables {
+		bySource[table.Source.Name] = table
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.tables = bySource
+}
+
+// current returns the tables as they were last looked up, by source.
+func (l *tableLedger) current() map[string]*outbox.Table {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.tables
+}
+
+// errNotVisible means that rows are in the stream and not in the table: with synchronous replication an
+// event can come a moment before its row.
+type errNotVisible struct{ rows int }
+
+func (e errNotVisible) Error() string {
+	return fmt.Sprintf("%d rows are not visible yet: their commits wait for a synchronous standby", e.rows)
+}
+
+func (l *tableLedger) write(ctx context.Context, marks map[string][]pendingMark, confirm event.LSN, at *positions) (elsewhere int, err error) {
+	tables := l.current()
+	err = postgres.InTx(ctx, l.pool, func(tx pgx.Tx) error {
+		elsewhere = 0
+		if err := l.fence.Hold(ctx, tx); err != nil {
+			return err
+		}
+		// Read before the rows are looked for: a transaction that ends in between still counts as running.
+		running, err := readSnapshot(ctx, tx)
+		if err != nil {
+			return err
+		}
+		for source, rows := range marks {
+			table := tables[source]
+			if table == nil || !table.Marks() {
+				continue
+			}
+			result, err := table.Mark(ctx, tx, l.slot, rowsOf(rows))
+			if err != nil {
+				return err
+			}
+			if invisible := stillInvisible(rows, result.Missing, running); invisible > 0 {
+				return errNotVisible{invisible}
+			}
+			elsewhere += result.Elsewhere
+		}
+		if at != nil {
+			if err := at.write(ctx, tx, l.slot); err != nil {
+				return err
+			}
+		}
+		return l.confirm(ctx, tx, confirm)
+	})
+	return elsewhere, err
+}
+
+func rowsOf(marks []pendingMark) []outbox.Marked {
+	rows := make([]outbox.Marked, len(marks))
+	for i, m := range marks {
+		rows[i] = m.Marked
+	}
+	return rows
+}
+
+// stillInvisible counts the marks whose row was not found although its transaction still runs, as others
+// see it. A row whose transaction has ended is gone: its owner deleted it.
+func stillInvisible(marks []pendingMark, missing []string, running snapshot) int {
+	if len(missing) == 0 {
+		return 0
+	}
+	invisible := 0
+	for _, m := range marks {
+		if m.xid != 0 && running.has(m.xid) && slices.Contains(missing, m.Row) {
+			invisible++
+		}
+	}
+	return invisible
+}
+
+// snapshot says which transactions had not ended when it was taken, by the low 32 bits of their ids.
+type snapshot struct {
+	next    uint32 // no transaction from here on has ended
+	running []uint32
+}
+
+func readSnapshot(ctx context.Context, tx pgx.Tx) (snapshot, error) {
+	var s snapshot
+	var next int64
+	var running []int64
+	err := tx.QueryRow(ctx, `
+		SELECT pg_catalog.txid_snapshot_xmax(s), ARRAY(SELECT pg_catalog.txid_snapshot_xip(s))
+		FROM pg_catalog.txid_current_snapshot() s`).Scan(&next, &running)
+	if err != nil {
+		return s, fmt.Errorf("read the snapshot: %w", err)
+	}
+	s.next = uint32(next)
+	for _, xid := range running {
+		s.running = append(s.running, uint32(xid))
+	}
+	return s, nil
+}
+
+// has reports whether a transaction had not ended. Ids wrap around; their order is that of the signed
+// difference. (PostgreSQL manual, "Preventing Transaction ID Wraparound Failures")
+func (s snapshot) has(xid uint32) bool {
+	return int32(xid-s.next) >= 0 || slices.Contains(s.running, xid)
+}
+
+// confirm records the position. Once that is committed the server may be told.
+func (l *tableLedger) confirm(ctx context.Context, tx pgx.Tx, lsn event.LSN) error {
+	tag, err := tx.Exec(ctx, `
+		UPDATE walpost.slots SET confirmed = greatest(confirmed, $2::text::pg_lsn), updated_at = now(),
+		    unclean_starts = CASE WHEN confirmed < $2::text::pg_lsn THEN 0 ELSE unclean_starts END
+		WHERE slot = $1`, l.slot, lsn.String())
+	if err != nil {
+		return fmt.Errorf("record %v as confirmed of slot %q: %w", lsn, l.slot, err)
+	}
+	if tag.RowsAffected() == 0 {
+		return fmt.Errorf("record %v as confirmed of slot %q: its row in walpost.slots is gone; restart walpost", lsn, l.slot)
+	}
+	return nil
+}
