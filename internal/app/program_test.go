@@ -6,7 +6,9 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/backendstart/walpost/internal/config"
 	"github.com/backendstart/walpost/internal/relay"
@@ -48,6 +50,22 @@ func handled(relays ...*testprogram.Process) map[[2]string]int {
 		}
 	}
 	return counts
+}
+
+// wantHandledOnce checks that each event is once in the logs of each of the four subscribers.
+func wantHandledOnce(t *testing.T, ids []string, relays ...*testprogram.Process) {
+	t.Helper()
+	counts := handled(relays...)
+	for _, id := range ids {
+		for _, name := range config.LessonKinds {
+			if got := counts[[2]string{name, id}]; got != 1 {
+				t.Errorf("%s handled event %s %d times, want once", name, id, got)
+			}
+		}
+	}
+	if got, want := len(counts), len(ids)*len(config.LessonKinds); got != want {
+		t.Errorf("%d events in the logs of all subscribers, want %d", got, want)
+	}
 }
 
 func complete(t *testing.T, learner *testprogram.Learner, api string, n int) (ids []string) {
@@ -108,6 +126,79 @@ func TestProgram_sendsAgainAfterAKillBetweenDeliveryAndConfirmationAndEffectsSta
 		}
 	}
 	second.Stop()
+}
+
+// F-43: relay and API are stopped under load, and then the relay in the moment in which the last event is
+// finished.
+func TestProgram_repeatsNothingAfterCleanStopsUnderLoad(t *testing.T) {
+	db := testdb.New(t)
+	server := startAPI(t, db)
+	api := server.AwaitAPI()
+	var mu sync.Mutex
+	var ids []string // guarded by mu; of the completions that were answered
+	count := func() int {
+		mu.Lock()
+		defer mu.Unlock()
+		return len(ids)
+	}
+	var learners sync.WaitGroup
+	for user := range 4 {
+		learners.Go(func() {
+			learner := testprogram.Learner{User: int64(user + 1)}
+			pace := time.NewTicker(10 * time.Millisecond)
+			defer pace.Stop()
+			for ; ; <-pace.C {
+				id, err := learner.Complete(t.Context(), api)
+				if err != nil {
+					return // the API has stopped
+				}
+				mu.Lock()
+				ids = append(ids, id)
+				mu.Unlock()
+			}
+		})
+	}
+	var relays []*testprogram.Process
+	for range 3 {
+		relay := startRelay(t, db)
+		relays = append(relays, relay)
+		relay.AwaitStreaming()
+		before := count()
+		testprogram.Eventually(t, "load while the relay streams", func() bool { return count() > before+50 })
+		relay.Stop()
+	}
+	server.Stop()
+	learners.Wait()
+
+	// What the stops left as debt is paid, and lets the slot go on.
+	next := func() (relay *testprogram.Process, ops string) {
+		relay = startRelay(t, db)
+		relays = append(relays, relay)
+		return relay, relay.AwaitStreaming()
+	}
+	relay, ops := next()
+	testprogram.AwaitEffects(t, db)
+	testprogram.AwaitIdle(t, db, ops)
+	relay.Stop()
+
+	api = startAPI(t, db).AwaitAPI()
+	learner := testprogram.Learner{User: 9}
+	for range 3 {
+		relay, _ = next()
+		ids = append(ids, complete(t, &learner, api, 30)...)
+		testprogram.Eventually(t, "the last event at every subscriber", func() bool {
+			return len(handled(relays...)) == len(ids)*len(config.LessonKinds)
+		})
+		relay.Stop()
+		if got := testprogram.StillToCome(t, db); got != 0 {
+			t.Errorf("after a clean stop the server would send %d events again", got)
+		}
+	}
+	relay, ops = next()
+	testprogram.AwaitIdle(t, db, ops)
+	testprogram.AwaitEffects(t, db)
+	relay.Stop()
+	wantHandledOnce(t, ids, relays...)
 }
 
 // A new subscriber is a line among the kinds and a name in the file; nobody else notices.
