@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"time"
@@ -54,7 +53,7 @@ func (c demoCommand) Run(r *run) (err error) {
 	defer opsListener.Close()
 
 	screen := newScreen(r.Stdout, isTerminal(r.Stdout))
-	var logs io.Writer = r.Stderr
+	logs := r.Stderr
 	if screen.live {
 		logs = screen // or a line of the log would end up inside the table
 	}

@@ -44,10 +44,9 @@ func problemsOf(ctx context.Context) *problems { return ctx.Value(problemsKey{})
 // document is a configuration file, its references already replaced by what they refer to.
 type document struct {
 	problems
-	lines    []string
-	root     *ast.MappingNode    // nil for an empty file
-	sections []ast.Node          // sources and subscribers, as key and value
-	scalars  map[string]ast.Node // everything else by path, "window.events"
+	lines   []string
+	root    *ast.MappingNode    // nil for an empty file
+	scalars map[string]ast.Node // everything else by path, "window.events"
 }
 
 // readDocument reads a file. What stops it from being read at all is the error; what is wrong with

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -69,8 +70,7 @@ func wantProblems(t *testing.T, err error, want ...string) {
 	if err == nil {
 		t.Fatalf("no error, want %q", want)
 	}
-	got, ok := err.(*Error)
-	if !ok {
+	if !errors.As(err, &got) {
 		t.Fatalf("error is a %T, want *Error: %v", err, err)
 	}
 	for _, part := range want {

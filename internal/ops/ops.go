@@ -118,7 +118,9 @@ func (s *Server) Run(ctx context.Context, listener net.Listener) error {
 			return fmt.Errorf("stop metrics and health on %s: %w", listener.Addr(), err)
 		}
 	}
-	<-served
+	if err := <-served; !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve metrics and health on %s: %w", listener.Addr(), err)
+	}
 	return nil
 }
 

@@ -18,7 +18,7 @@ func (s *Server) Stop(ctx context.Context) error {
 		return nil
 	}
 	s.gone = true
-	s.signalAll(syscall.SIGCONT)
+	_ = s.signalAll(syscall.SIGCONT) // an error means that nothing of it runs
 	return errors.Join(s.end(ctx, syscall.SIGINT), s.supervisor.end())
 }
 
@@ -37,7 +37,7 @@ func (s *Server) Restart(ctx context.Context) error {
 func (s *Server) Kill(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.signalAll(syscall.SIGCONT)
+	_ = s.signalAll(syscall.SIGCONT) // an error means that nothing of it runs
 	return s.end(ctx, syscall.SIGQUIT)
 }
 
@@ -94,7 +94,7 @@ func (s *Server) end(ctx context.Context, signal syscall.Signal) error {
 	case <-ctx.Done():
 		late = fmt.Errorf("stop postgres (pid %d): still running after %w, stopped at once", pid, ctx.Err())
 		s.process.cmd.Process.Signal(syscall.SIGQUIT)
-		s.signalAll(syscall.SIGCONT) // a frozen child would outlive its postmaster
+		_ = s.signalAll(syscall.SIGCONT) // a frozen child would outlive its postmaster
 		select {
 		case <-exited: // the postmaster kills its own children after five seconds
 		case <-time.After(8 * time.Second):

@@ -214,7 +214,7 @@ func (s *Server) start(ctx context.Context) error {
 		return errors.Join(err, s.end(ctx, syscall.SIGQUIT))
 	}
 	if err := s.untilReady(ctx); err != nil {
-		s.end(context.WithoutCancel(ctx), syscall.SIGQUIT)
+		_ = s.end(context.WithoutCancel(ctx), syscall.SIGQUIT) // why it did not get ready matters more
 		said, _ := io.ReadAll(io.NewSectionReader(logFile, logStart, 1<<20))
 		if strings.Contains(string(said), "could not bind") {
 			err = errors.Join(ErrPortTaken, err)
