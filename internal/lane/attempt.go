@@ -311,24 +311,51 @@ func (l *Lane) recordDead(items []*item, outcome []error) {
 		if err == nil || !it.dead && (!subscriber.IsPermanent(err) || errors.As(err, new(wholeBatch))) {
 			continue
 		}
-		if !it.dead {
-			it.dead, it.lastErr, it.attempts = true, err, it.attempts+1
-		}
-		if now := time.Now(); it.firstFailure.IsZero() {
-			it.firstFailure, it.lastFailure = now, now
+		if !l.noteDeath(it, err) {
+			continue
 		}
 		// A stop must not keep a dead letter from being written.
 		ctx, cancel := context.WithTimeout(context.Background(), l.options.Timeout)
-		recordErr := l.ower.Dead(ctx, l.Name(), it.owed())
+		recordErr := l.writeDead(ctx, it)
 		cancel()
 		if recordErr != nil {
-			l.metrics.deadRefused.Inc()
 			l.log.Error("record dead letter, the event stays open", "event", it.ev.ID, "err", recordErr)
 			outcome[i] = fmt.Errorf("record dead letter: %w", recordErr)
 			continue
 		}
-		it.finished = true
 		l.log.Error("event is a dead letter", "event", it.ev.ID, "type", it.ev.Type,
 			"attempts", it.attempts, "correlation_id", it.ev.CorrelationID(), "err", err)
 	}
+}
+
+// noteDeath notes why an item is to be a dead letter. The desk may look at an item that is in work, or have
+// recorded it as owed meanwhile: then it says no, and the item is sent again from there.
+func (l *Lane) noteDeath(it *item, err error) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if it.abandoned {
+		return false
+	}
+	if !it.dead {
+		it.dead, it.lastErr, it.attempts = true, err, it.attempts+1
+	}
+	if now := time.Now(); it.firstFailure.IsZero() {
+		it.firstFailure, it.lastFailure = now, now
+	}
+	return true
+}
+
+// writeDead records a dead letter and shows whether that works.
+func (l *Lane) writeDead(ctx context.Context, it *item) error {
+	err := l.ower.Dead(ctx, l.Name(), it.owed())
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err != nil {
+		l.stats.DeadError = err.Error()
+		l.metrics.deadRefused.Inc()
+		return err
+	}
+	l.stats.DeadError = ""
+	it.finished = true
+	return nil
 }

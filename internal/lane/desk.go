@@ -245,10 +245,9 @@ func (d *desk) recordDead(ctx context.Context, it *item) error {
 	if it.finished {
 		return nil
 	}
-	if err := d.l.ower.Dead(ctx, d.l.Name(), it.owed()); err != nil {
+	if err := d.l.writeDead(ctx, it); err != nil {
 		return fmt.Errorf("record dead letter: %w", err)
 	}
-	it.finished = true
 	d.l.mu.Lock()
 	defer d.l.mu.Unlock()
 	d.l.finish(it, it.lastErr, time.Now())

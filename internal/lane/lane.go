@@ -320,6 +320,8 @@ type Stats struct {
 	KeysInDebt int
 	// DebtError is why the debt cannot be written or read at the moment, "" when it can.
 	DebtError string
+	// DeadError is why the last dead letter could not be written, "" when it could: its event stays open.
+	DeadError string
 	// OwesSince is the position of the oldest delivery that waits in the debt, and when its event committed.
 	OwesSince   *event.Position
 	OwesSinceAt time.Time

@@ -179,7 +179,7 @@ func (l *Lane) abandonOverdue() {
 			continue
 		}
 		for _, it := range c.items {
-			if it.live != nil && !it.abandoned && l.inScope(it) {
+			if it.live != nil && !it.abandoned && !it.finished && l.inScope(it) {
 				it.abandoned = true
 				copied := *it
 				copied.abandoned, copied.queue = false, nil

@@ -1,0 +1,415 @@
+package relay
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/backendstart/walpost/internal/ack"
+	"github.com/backendstart/walpost/internal/debt/debttest"
+	"github.com/backendstart/walpost/internal/dispatch"
+	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/lane"
+	"github.com/backendstart/walpost/internal/outbox"
+	"github.com/backendstart/walpost/internal/subscriber"
+)
+
+// The world of the model: a server, receivers and processes without Postgres, under virtual time. What
+// happens in it is told in model_test.go.
+
+// modelServer is a server as the relay sees it: transactions in commit order, and what survives a crash.
+type modelServer struct {
+	mu        sync.Mutex
+	commits   []modelTxn
+	end       event.LSN // of the WAL
+	confirmed event.LSN // what the slot has
+	recorded  event.LSN // walpost.slots.confirmed
+	secured   map[string]event.Position
+	gone      map[string]bool // left the configuration
+	debt      *debttest.Memory
+	ids       int
+}
+
+type modelTxn struct {
+	commit, end event.LSN
+	events      []modelEvent
+}
+
+type modelEvent struct{ id, key string }
+
+func (s *modelServer) commit(r *rand.Rand) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	txn := modelTxn{commit: s.end}
+	for range 1 + r.IntN(4) {
+		s.ids++
+		txn.events = append(txn.events, modelEvent{fmt.Sprintf("e%05d", s.ids), fmt.Sprintf("k%d", r.IntN(8))})
+	}
+	s.end += event.LSN(8 * (1 + r.IntN(1000)))
+	txn.end = s.end
+	s.commits = append(s.commits, txn)
+}
+
+// modelSubscriber is what lives outside of the relay: a receiver with moods, and what it has got.
+type modelSubscriber struct {
+	name     string
+	ordering lane.Ordering
+	refuses  int       // one event in so many is none that it can read; 0 takes all
+	since    event.LSN // everything that commits from here on is for it; owned by the history
+	mu       sync.Mutex
+	down     bool            // fails everything
+	hang     bool            // does not answer before the deadline
+	bad      map[string]bool // keys that it refuses
+	got      []string        // ids, in the order of their effects
+	keys     map[string]string
+	busy     map[string]bool // keys in a call: never two at once
+	over     []string        // broken promises
+}
+
+// unreadable reports whether the subscriber can never take an event.
+func (m *modelSubscriber) unreadable(id string) bool {
+	n, _ := strconv.Atoi(id[1:])
+	return m.refuses > 0 && n%m.refuses == 0
+}
+
+// within is what the subscriber's order is kept within.
+func (m *modelSubscriber) within(key, id string) string {
+	switch m.ordering {
+	case lane.Total:
+		return ""
+	case lane.None:
+		return id
+	}
+	return key
+}
+
+func (m *modelSubscriber) handle(ctx context.Context, alive func() bool, d subscriber.Delivery) error {
+	within := m.within(d.Key, d.ID)
+	m.mu.Lock()
+	if m.busy[within] {
+		m.over = append(m.over, fmt.Sprintf("two calls at once for %q", within))
+	}
+	m.busy[within] = true
+	down, hang, bad := m.down, m.hang, m.bad[d.Key]
+	m.mu.Unlock()
+	defer func() {
+		m.mu.Lock()
+		delete(m.busy, within)
+		m.mu.Unlock()
+	}()
+	wait := time.Millisecond
+	if hang {
+		wait = time.Hour
+	}
+	select {
+	case <-time.After(wait):
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	switch {
+	case !alive():
+		return errors.New("the process is dead")
+	case down, bad:
+		return errors.New("not now")
+	case m.unreadable(d.ID):
+		return subscriber.Permanent(errors.New("no event that it can read"))
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.got = append(m.got, d.ID)
+	m.keys[d.ID] = d.Key
+	return nil
+}
+
+// modelProcess is one life of the relay.
+type modelProcess struct {
+	server  *modelServer
+	crash   context.CancelFunc // everything at once
+	stop    context.CancelFunc // softly
+	dead    context.Context
+	ended   chan struct{}
+	tracker *ack.Tracker
+	budget  int64
+}
+
+// modelOutlet is a subscriber as one process sees it.
+type modelOutlet struct {
+	*modelSubscriber
+	process *modelProcess
+}
+
+func (o modelOutlet) Name() string      { return o.name }
+func (o modelOutlet) Wants(string) bool { return true }
+func (o modelOutlet) Handle(ctx context.Context, d subscriber.Delivery) error {
+	return o.handle(ctx, func() bool { return o.process.dead.Err() == nil }, d)
+}
+func (o modelOutlet) HandleBatch(ctx context.Context, ds []subscriber.Delivery) error {
+	failed := make(map[int]error)
+	badKeys := make(map[string]bool)
+	for i, d := range ds {
+		if badKeys[o.within(d.Key, d.ID)] {
+			failed[i] = subscriber.ErrHeld
+			continue
+		}
+		if err := o.Handle(ctx, d); err != nil {
+			failed[i], badKeys[o.within(d.Key, d.ID)] = err, !subscriber.IsPermanent(err)
+		}
+	}
+	if len(failed) == 0 {
+		return nil
+	}
+	return &subscriber.BatchError{Failed: failed}
+}
+
+// mortal is the debt as a process reaches it: not at all once it is dead.
+type mortal struct {
+	lane.Ower
+	process *modelProcess
+	plant   *plant
+}
+
+var errDead = errors.New("the process is dead")
+
+func (m mortal) Record(ctx context.Context, sub string, owed []lane.Owed) error {
+	if m.process.dead.Err() != nil {
+		return errDead
+	}
+	if m.plant.forgetsRecord && len(owed) > 1 {
+		owed = owed[1:]
+	}
+	return m.Ower.Record(ctx, sub, owed)
+}
+
+func (m mortal) Dead(ctx context.Context, sub string, letter lane.Owed) error {
+	if m.process.dead.Err() != nil {
+		return errDead
+	}
+	return m.Ower.Dead(ctx, sub, letter)
+}
+
+func (m mortal) Waiting(ctx context.Context, sub string, q lane.Query) ([]lane.Owed, error) {
+	if m.process.dead.Err() != nil {
+		return nil, errDead
+	}
+	owed, err := m.Ower.Waiting(ctx, sub, q)
+	if m.plant.readsBackwards && len(owed) > 1 {
+		last := owed[len(owed)-1]
+		slices.Reverse(owed[:len(owed)-1])
+		owed[len(owed)-1] = last // the cursor stays right
+	}
+	return owed, err
+}
+
+func (m mortal) Paid(ctx context.Context, sub string, paid []lane.Paid, secured event.Position) error {
+	if m.process.dead.Err() != nil {
+		return errDead
+	}
+	m.process.server.raise(sub, secured)
+	return m.Ower.Paid(ctx, sub, paid, secured)
+}
+
+func (m mortal) Failed(ctx context.Context, sub string, owed []lane.Owed) error {
+	if m.process.dead.Err() != nil {
+		return errDead
+	}
+	return m.Ower.Failed(ctx, sub, owed)
+}
+
+func (s *modelServer) raise(sub string, secured event.Position) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if secured.Compare(s.secured[sub]) > 0 {
+		s.secured[sub] = secured
+	}
+}
+
+// modelLedger is what tableLedger writes to.
+type modelLedger struct{ process *modelProcess }
+
+func (l modelLedger) write(_ context.Context, _ map[string][]pendingMark, confirm event.LSN, at *positions) (int, error) {
+	if l.process.dead.Err() != nil {
+		return 0, errDead
+	}
+	if at != nil {
+		for i, name := range at.names {
+			l.process.server.raise(name, at.secured[i])
+		}
+	}
+	l.process.server.mu.Lock()
+	defer l.process.server.mu.Unlock()
+	l.process.server.recorded = max(l.process.server.recorded, confirm)
+	return 0, nil
+}
+
+// plant is a bug that the model has to find.
+type plant struct {
+	confirmsTooFar bool
+	forgetsRecord  bool
+	readsBackwards bool
+}
+
+// startPositions is Relay.startPositions without Postgres: who is new or back starts at now.
+func (s *modelServer) startPositions(subs []*modelSubscriber) (horizon, confirmed event.LSN, after map[string]event.Position) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	present := make(map[string]bool)
+	for _, sub := range subs {
+		present[sub.name] = true
+		if s.gone[sub.name] {
+			sub.since = s.end
+			s.secured[sub.name] = event.Position{Epoch: 1, Commit: s.end - 1, Ordinal: math.MaxInt64}
+			delete(s.gone, sub.name)
+		}
+	}
+	for name := range s.secured {
+		if !present[name] {
+			s.gone[name] = true
+		}
+	}
+	return s.end, s.confirmed, maps.Clone(s.secured)
+}
+
+// startProcess is Relay.run without Postgres.
+func startProcess(server *modelServer, subs []*modelSubscriber, budget int64, plant *plant, log *slog.Logger) *modelProcess {
+	dead, crash := context.WithCancel(context.Background())
+	run, stop := context.WithCancel(dead)
+	horizon, confirmed, after := server.startPositions(subs)
+	p := &modelProcess{server: server, crash: crash, stop: stop, dead: dead, ended: make(chan struct{}), budget: budget}
+	p.tracker = ack.New(ack.Window{Events: 60, Bytes: 1 << 20}, len(subs), confirmed)
+	var received event.LSN
+	var mu sync.Mutex
+	at := func() event.LSN { mu.Lock(); defer mu.Unlock(); return received }
+	reg := prometheus.NewRegistry()
+	vectors := lane.NewVectors(reg)
+	var lanes []*lane.Lane
+	var routes []dispatch.Route
+	var names []string
+	for i, sub := range subs {
+		p.tracker.AwaitOwes(i)
+		l := lane.New(i, modelOutlet{sub, p}, lane.Options{
+			Ordering: sub.ordering, Concurrency: 3, Batch: 4, Timeout: 10 * time.Second,
+			Backoff:    lane.Backoff{Initial: 200 * time.Millisecond, Max: 5 * time.Second},
+			StallAfter: 20 * time.Second, Share: 15,
+		}, p.tracker, mortal{server.debt, p, plant}, lane.Stream{
+			Term:     func() int64 { return 1 },
+			CaughtUp: func() bool { return at() >= horizon },
+			Pressed:  func() bool { return p.tracker.Pressed(i) },
+			Refuse:   func(*event.Event) error { return nil },
+			Secured:  after[sub.name],
+		}, vectors.For(sub.name), log)
+		lanes = append(lanes, l)
+		names = append(names, sub.name)
+		routes = append(routes, dispatch.Route{Lane: l, Wants: func(string, string) bool { return true }, After: after[sub.name]})
+	}
+	d := dispatch.New(nil, []*outbox.Source{{Name: "model", Messages: "m"}}, routes, p.tracker, 1, 1<<20, reg, log)
+	rec := &recorder{ledger: modelLedger{p}, tracker: p.tracker, log: log, metrics: newRecordMetrics(reg),
+		names: names, budget: budget, received: at, recorded: confirmed}
+
+	var lanesDone, others sync.WaitGroup
+	for _, l := range lanes {
+		lanesDone.Go(func() { _ = l.Run(run, 5*time.Second) })
+	}
+	recording, recorded := context.WithCancel(context.Background())
+	others.Go(func() { rec.run(recording) })
+	streaming := make(chan struct{})
+	go func() { // the owner of the replication connection
+		defer close(streaming)
+		server.stream(run, d, p, func(lsn event.LSN) { mu.Lock(); received = max(received, lsn); mu.Unlock() }, plant)
+	}()
+	go func() {
+		defer close(p.ended)
+		<-streaming
+		lanesDone.Wait()
+		recorded()
+		others.Wait()
+		if dead.Err() == nil {
+			server.tell(p.tracker.Confirmed())
+		}
+	}()
+	return p
+}
+
+func (s *modelServer) tell(confirmed event.LSN) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.confirmed = max(s.confirmed, min(confirmed, s.end))
+}
+
+// stream sends every transaction whose commit is not below the slot, then what comes, and keepalives.
+func (s *modelServer) stream(ctx context.Context, d *dispatch.Dispatcher, p *modelProcess, received func(event.LSN), plant *plant) {
+	s.mu.Lock()
+	begin := s.confirmed
+	s.mu.Unlock()
+	next := 0
+	for ctx.Err() == nil {
+		confirmed := p.tracker.Confirmed()
+		if plant.confirmsTooFar {
+			confirmed += 4000
+		}
+		s.tell(confirmed)
+		s.mu.Lock()
+		for next < len(s.commits) && s.commits[next].commit < begin {
+			next++
+		}
+		var txn *modelTxn
+		if next < len(s.commits) {
+			txn = &s.commits[next]
+			next++
+		}
+		end := s.end
+		s.mu.Unlock()
+		if txn == nil {
+			received(end)
+			d.KeepAlive(end)
+			wait(ctx, 200*time.Millisecond)
+			continue
+		}
+		for _, frame := range frames(txn) {
+			for !d.HasRoom() {
+				select {
+				case <-d.Room():
+				case <-time.After(time.Second):
+				case <-ctx.Done():
+					return
+				}
+			}
+			received(txn.commit)
+			if err := d.Receive(frame); err != nil {
+				panic(err)
+			}
+		}
+	}
+}
+
+func wait(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+}
+
+// frames writes a transaction as pgoutput does.
+func frames(txn *modelTxn) [][]byte {
+	u64 := binary.BigEndian.AppendUint64
+	begin := append(u64(u64([]byte{'B'}, uint64(txn.commit)), 0), 0, 0, 0, 1)
+	all := [][]byte{begin}
+	for _, e := range txn.events {
+		content := fmt.Sprintf(`{"id":%q,"type":"t","key":%q,"payload":{}}`, e.id, e.key)
+		m := append(u64([]byte{'M', 1}, uint64(txn.commit)), 'm', 0)
+		m = binary.BigEndian.AppendUint32(m, uint32(len(content)))
+		all = append(all, append(m, content...))
+	}
+	commit := u64(u64(u64([]byte{'C', 0}, uint64(txn.commit)), uint64(txn.end)), 0)
+	return append(all, commit)
+}
