@@ -110,6 +110,27 @@ func (s *Store) Counts(ctx context.Context) ([]Count, error) {
 	return counts, nil
 }
 
+// Lost counts, by subscriber, the dead letters that nobody can send any more: the owner of the outbox has
+// deleted the row, and there is no copy. They stay until a person discards them.
+func (s *Store) Lost(ctx context.Context) (map[string]int64, error) {
+	rows, err := s.pool.Query(ctx, `
+		SELECT subscriber, count(*) FROM walpost.owed
+		WHERE slot = $1 AND state = 'dead' AND error = $2 GROUP BY 1`, s.slot, Gone)
+	if err != nil {
+		return nil, fmt.Errorf("count lost events: %w", err)
+	}
+	lost := make(map[string]int64)
+	var subscriber string
+	var number int64
+	if _, err := pgx.ForEachRow(rows, []any{&subscriber, &number}, func() error {
+		lost[subscriber] = number
+		return nil
+	}); err != nil {
+		return nil, fmt.Errorf("count lost events: %w", err)
+	}
+	return lost, nil
+}
+
 // reason is what is kept of an error.
 func reason(s string) string {
 	s = text(s)

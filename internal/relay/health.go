@@ -61,9 +61,20 @@ func (r *Relay) Health() Health {
 		h.Problems = append(h.Problems, "nothing can be confirmed: "+err.Error())
 	}
 	for _, l := range r.currentLanes() {
-		if stats := l.Stats(); stats.DebtError != "" {
+		stats := l.Stats()
+		if stats.DebtError != "" {
 			h.Ready = false
 			h.Problems = append(h.Problems, fmt.Sprintf("the debt of subscriber %q cannot be kept: %s", l.Name(), stats.DebtError))
+		}
+		if stats.DeadError != "" {
+			h.Ready = false
+			h.Problems = append(h.Problems, fmt.Sprintf("a dead letter of subscriber %q cannot be written, so its event stays open: %s", l.Name(), stats.DeadError))
+		}
+	}
+	for _, s := range r.subscribers(tracker) {
+		if s.Lost > 0 { // what is lost is told until a person has seen it; it is no reason to take the relay out
+			h.Problems = append(h.Problems, fmt.Sprintf("%d events are lost for subscriber %q: their outbox rows were deleted while they were owed; "+
+				"look at them with `walpost owed list`, then discard them, and keep rows until published_at is set", s.Lost, s.Name))
 		}
 	}
 	if since, open := r.standsStill(tracker); open > 0 && since > stallAfter {
@@ -124,14 +135,16 @@ func (r *Relay) currentLanes() []*lane.Lane {
 }
 
 func (r *Relay) subscribers(tracker *ack.Tracker) []Subscriber {
-	lanes := r.currentLanes()
+	r.mu.Lock()
+	lanes, lost := r.lanes, r.lost
+	r.mu.Unlock()
 	subs := make([]Subscriber, len(lanes))
 	for i, l := range lanes {
 		stats := l.Stats()
 		open, oldest := tracker.OpenOf(i)
 		subs[i] = Subscriber{
 			Name: l.Name(), Open: open,
-			Delivered: stats.Delivered, Failed: stats.Failed, Dead: stats.Dead,
+			Delivered: stats.Delivered, Failed: stats.Failed, Dead: stats.Dead, Lost: lost[l.Name()],
 			LastError: stats.LastError, Overdue: stats.Overdue,
 			Away: stats.BreakerOpen, Paused: stats.Paused, InDebt: stats.InDebt, KeysInDebt: stats.KeysInDebt,
 			HoldingWALBytes: r.holding(tracker, i),

@@ -79,11 +79,12 @@ type Relay struct {
 	owedGauge *prometheus.GaugeVec
 
 	mu       sync.Mutex
-	state    State        // guarded by mu
-	problem  string       // why it does not stream; guarded by mu
-	tracker  *ack.Tracker // nil before the first session; guarded by mu
-	recorder *recorder    // the same
-	moved    movement     // guarded by mu
+	state    State            // guarded by mu
+	problem  string           // why it does not stream; guarded by mu
+	tracker  *ack.Tracker     // nil before the first session; guarded by mu
+	recorder *recorder        // the same
+	moved    movement         // guarded by mu
+	lost     map[string]int64 // events that nobody can send any more, by subscriber; guarded by mu
 }
 
 // New makes a relay and registers its metrics.

@@ -48,6 +48,8 @@ type Subscriber struct {
 	Delivered uint64 `json:"delivered"` // since the process started
 	Failed    uint64 `json:"failed"`    // failed attempts since the process started
 	Dead      uint64 `json:"dead"`      // dead letters written since the process started
+	// Lost are dead letters that cannot be sent any more: their rows were deleted, and there is no copy.
+	Lost int64 `json:"lost,omitempty"`
 	// Away: it fails whatever it is given, and one event at a time is tried. Paused: a person wants that.
 	Away   bool `json:"away,omitempty"`
 	Paused bool `json:"paused,omitempty"`

@@ -47,6 +47,11 @@ func (r *Relay) observe(ctx context.Context) {
 	if counts, err := r.owed.Counts(ctx); err == nil {
 		r.showOwed(counts)
 	}
+	if lost, err := r.owed.Lost(ctx); err == nil {
+		r.mu.Lock()
+		r.lost = lost
+		r.mu.Unlock()
+	}
 }
 
 // publicationChanged compares what the publication carries with what it carried when the stream began. A
