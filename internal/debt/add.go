@@ -18,27 +18,26 @@ import (
 const maxNoted = 100
 
 // Add makes events of the outbox tables owed to a subscriber, waiting or dead, and returns how many
-// deliveries it added or changed. They are sent before what the stream still brings, in the order of
-// their tables.
+// deliveries it added or changed, and which ids it has found nowhere. They are sent before what the stream
+// still brings, in the order of their tables.
 //
 // With lane.StateDead it also ends waiting deliveries: that is how a person ends an outage. What is owed
 // already stays as it is otherwise. All of it happens, or nothing; more than a thousand events are refused,
 // because they are held in memory to bring them into order.
-func (s *Store) Add(ctx context.Context, subscriber string, eventIDs []string, state lane.State, who, why string) (int, error) {
+func (s *Store) Add(ctx context.Context, subscriber string, eventIDs []string, state lane.State, who, why string) (total int, missing []string, err error) {
 	if state != lane.StateWaiting && state != lane.StateDead {
-		return 0, fmt.Errorf("add owed events: state %q: it must be %s or %s", state, lane.StateWaiting, lane.StateDead)
+		return 0, nil, Refused(fmt.Sprintf("add owed events: state %q: it must be %s or %s", state, lane.StateWaiting, lane.StateDead))
 	}
 	if len(eventIDs) > maxRows {
-		return 0, fmt.Errorf("add owed events: %d are too many at once: name at most %d, the older ones first", len(eventIDs), maxRows)
+		return 0, nil, Refused(fmt.Sprintf("add owed events: %d are too many at once: name at most %d, the older ones first", len(eventIDs), maxRows))
 	}
 	eventIDs = slices.Compact(slices.Sorted(slices.Values(eventIDs)))
-	total := 0
-	err := s.inTx(ctx, func(tx pgx.Tx) error {
+	err = s.inTx(ctx, func(tx pgx.Tx) error {
 		position, err := s.behindTheStream(ctx, tx, subscriber)
 		if err != nil {
 			return err
 		}
-		total, err = s.add(ctx, tx, subscriber, eventIDs, state, position, fmt.Sprintf("made dead by %s: %s", who, why))
+		total, missing, err = s.add(ctx, tx, subscriber, eventIDs, state, position, fmt.Sprintf("made dead by %s: %s", who, why))
 		if err != nil {
 			return err
 		}
@@ -47,33 +46,34 @@ func (s *Store) Add(ctx context.Context, subscriber string, eventIDs []string, s
 		return err
 	})
 	if err != nil {
-		return 0, fmt.Errorf("add owed events for %q: %w", subscriber, err)
+		return 0, nil, fmt.Errorf("add owed events for %q: %w", subscriber, err)
 	}
-	return total, nil
+	return total, missing, nil
 }
 
-func (s *Store) add(ctx context.Context, tx pgx.Tx, subscriber string, ids []string, state lane.State, position event.Position, why string) (int, error) {
+func (s *Store) add(ctx context.Context, tx pgx.Tx, subscriber string, ids []string, state lane.State, position event.Position, why string) (changed int, missing []string, err error) {
 	recorded, err := collect(tx.Query(ctx, `
 		SELECT `+rowColumns+bodyColumns+` FROM walpost.owed o
 		WHERE o.slot = $1 AND o.subscriber = $2 AND o.event_id = ANY ($3) ORDER BY o.event_id, o.source FOR UPDATE`, s.slot, subscriber, ids))
 	if err != nil {
-		return 0, err
+		return 0, nil, err
 	}
 	type ref struct{ source, id string }
 	there := make(map[ref]bool)
+	found := make(map[string]bool)
 	for _, row := range recorded {
 		there[ref{row.Event.Source, row.Event.ID}] = true
+		found[row.Event.ID] = true
 	}
-	changed := 0
 	if state == lane.StateDead {
 		ended := slices.DeleteFunc(recorded, func(row Row) bool { return row.State != lane.StateWaiting })
 		if err := s.fill(ctx, tx, ended); err != nil {
-			return 0, err
+			return 0, nil, err
 		}
 		for _, row := range ended {
 			row.Err = why
 			if err := s.recordDead(ctx, tx, subscriber, row.Owed); err != nil {
-				return 0, err
+				return 0, nil, err
 			}
 			changed++
 		}
@@ -82,9 +82,10 @@ func (s *Store) add(ctx context.Context, tx pgx.Tx, subscriber string, ids []str
 	for _, table := range s.sorted() {
 		events, err := table.Find(ctx, tx, ids)
 		if err != nil {
-			return 0, err
+			return 0, nil, err
 		}
 		for _, e := range events {
+			found[e.ID] = true
 			if there[ref{e.Source, e.ID}] {
 				continue
 			}
@@ -93,16 +94,17 @@ func (s *Store) add(ctx context.Context, tx pgx.Tx, subscriber string, ids []str
 			added = append(added, lane.Owed{Event: e})
 		}
 	}
+	missing = slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return found[id] })
 	if state == lane.StateWaiting {
-		return len(added), s.RecordWaiting(ctx, tx, subscriber, added)
+		return len(added), missing, s.RecordWaiting(ctx, tx, subscriber, added)
 	}
 	for _, letter := range added {
 		letter.Err = why
 		if err := s.recordDead(ctx, tx, subscriber, letter); err != nil {
-			return 0, err
+			return 0, nil, err
 		}
 	}
-	return changed + len(added), nil
+	return changed + len(added), missing, nil
 }
 
 // behindTheStream is the first free position before all that the stream still brings: those of a repair

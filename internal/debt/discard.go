@@ -2,7 +2,6 @@ package debt
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strconv"
 
@@ -20,14 +19,10 @@ import (
 // many, stands in walpost.audit. A waiting delivery may be in its handler at this moment, and be delivered
 // all the same.
 func (s *Store) Discard(ctx context.Context, filter Filter, who, why string) (int, error) {
+	if err := filter.Narrow(); err != nil {
+		return 0, err
+	}
 	limit := filter.Limit
-	filter.Limit = 0
-	if filter == (Filter{State: filter.State}) {
-		return 0, errors.New("discard owed deliveries: the filter chooses everything: name a subscriber, a source, a type, a key, an event, a time or an error")
-	}
-	if filter.State == lane.StatePaid {
-		return 0, errors.New("discard owed deliveries: paid ones are delivered already")
-	}
 	where, args := filter.where(s.slot)
 	var audited int64
 	for total := 0; ; {
@@ -64,6 +59,17 @@ func (s *Store) Discard(ctx context.Context, filter Filter, who, why string) (in
 			return total, nil
 		}
 	}
+}
+
+// Narrow returns an error unless the filter is one that Discard takes.
+func (f Filter) Narrow() error {
+	switch {
+	case f == Filter{State: f.State, Limit: f.Limit}:
+		return Refused("discard owed deliveries: the filter chooses everything: name a subscriber, a source, a type, a key, an event, a time or an error")
+	case f.State == lane.StatePaid:
+		return Refused("discard owed deliveries: paid ones are delivered already")
+	}
+	return nil
 }
 
 // settled are deliveries that are locked, to be removed by settle.

@@ -46,6 +46,33 @@ func (s *Store) Show(ctx context.Context, eventID string) ([]Row, error) {
 	return rows, nil
 }
 
+// Fitting counts what the filter chooses, by subscriber and state, whatever its limit, and returns the
+// server's clock at that moment: with it as Until the same filter chooses nothing that came later.
+func (s *Store) Fitting(ctx context.Context, filter Filter) (counts []Count, at time.Time, err error) {
+	where, args := filter.where(s.slot)
+	err = s.inTx(ctx, func(tx pgx.Tx) error {
+		if err := tx.QueryRow(ctx, `SELECT now()`).Scan(&at); err != nil {
+			return err
+		}
+		rows, err := tx.Query(ctx, "SELECT o.subscriber, o.state, count(*) FROM walpost.owed o WHERE "+where+" GROUP BY 1, 2 ORDER BY 1, 2", args...)
+		if err != nil {
+			return err
+		}
+		counts, err = pgx.CollectRows(rows, pgx.RowToStructByPos[Count])
+		return err
+	})
+	if err != nil {
+		return nil, time.Time{}, fmt.Errorf("count owed deliveries: %w", err)
+	}
+	return counts, at.UTC(), nil
+}
+
+// Refused is what is said to somebody who asks for what cannot be meant; the same request never works.
+type Refused string
+
+// Error implements error.
+func (r Refused) Error() string { return string(r) }
+
 // Filter chooses deliveries. An empty field chooses all; without a state it is what is waiting or dead.
 type Filter struct {
 	Subscriber   string

@@ -9,49 +9,76 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/lane"
 )
+
+// ErrNoSubscriber means that nothing is recorded of a subscriber of that name.
+var ErrNoSubscriber = errors.New("there is no subscriber")
 
 // SubscriberRow is what is recorded of a subscriber, whether it is in the configuration or not.
 type SubscriberRow struct {
 	Name   string
 	Paused bool
+	// Gone is since when it is in no configuration; zero while it is in one.
+	Gone time.Time
 	// Finished and Secured are up to where everything is finished, and finished or owed.
 	Finished, Secured event.Position
-	// LastSeen is when a relay last had it in its configuration.
+	// LastSeen is when a relay last wrote its position: at its start, and whenever something was finished.
 	LastSeen time.Time
-	// Waiting and Dead count what it is owed.
-	Waiting, Dead int64
+	// Waiting and Dead are what it is owed.
+	Waiting, Dead Sum
 }
 
-// Subscribers returns the slot's subscribers by name.
+// Sum is how much is owed, and how old it is.
+type Sum struct {
+	Number int64
+	// Oldest is the position of the first one, Since when that event committed (or, where the server did
+	// not know it, when it was recorded). Both are zero when there is none.
+	Oldest event.Position
+	Since  time.Time
+}
+
+// Subscribers returns the slot's subscribers by name. It reads an index over everything owed.
 func (s *Store) Subscribers(ctx context.Context) ([]SubscriberRow, error) {
 	rows, err := s.pool.Query(ctx, `
-		SELECT s.name, s.state = 'paused', s.finished_epoch, s.finished_commit::text, s.finished_ordinal,
-		       s.secured_epoch, s.secured_commit::text, s.secured_ordinal, s.last_seen,
-		       (SELECT count(*) FROM walpost.owed o WHERE o.slot = s.slot AND o.state = 'waiting' AND o.subscriber = s.name),
-		       (SELECT count(*) FROM walpost.owed o WHERE o.slot = s.slot AND o.state = 'dead' AND o.subscriber = s.name)
-		FROM walpost.subscribers s WHERE s.slot = $1 ORDER BY s.name`, s.slot)
+		SELECT s.name, s.state = 'paused', s.gone_at, s.last_seen,
+		       s.finished_epoch, s.finished_commit::text, s.finished_ordinal,
+		       s.secured_epoch, s.secured_commit::text, s.secured_ordinal,
+		       w.number, w.epoch, w.commit_lsn, w.ordinal, w.since, d.number, d.epoch, d.commit_lsn, d.ordinal, d.since
+		FROM walpost.subscribers s, `+sumSQL(lane.StateWaiting)+` w, `+sumSQL(lane.StateDead)+` d
+		WHERE s.slot = $1 ORDER BY s.name`, s.slot)
 	if err != nil {
 		return nil, fmt.Errorf("list subscribers: %w", err)
 	}
 	subscribers, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (SubscriberRow, error) {
 		var r SubscriberRow
-		var finished, secured string
-		err := row.Scan(&r.Name, &r.Paused, &r.Finished.Epoch, &finished, &r.Finished.Ordinal,
-			&r.Secured.Epoch, &secured, &r.Secured.Ordinal, &r.LastSeen, &r.Waiting, &r.Dead)
-		if err == nil {
-			r.Finished.Commit, err = event.ParseLSN(finished)
+		var gone, waiting, dead *time.Time
+		positions := []*event.Position{&r.Finished, &r.Secured, &r.Waiting.Oldest, &r.Dead.Oldest}
+		commits := make([]string, len(positions))
+		err := row.Scan(&r.Name, &r.Paused, &gone, &r.LastSeen,
+			&r.Finished.Epoch, &commits[0], &r.Finished.Ordinal, &r.Secured.Epoch, &commits[1], &r.Secured.Ordinal,
+			&r.Waiting.Number, &r.Waiting.Oldest.Epoch, &commits[2], &r.Waiting.Oldest.Ordinal, &waiting,
+			&r.Dead.Number, &r.Dead.Oldest.Epoch, &commits[3], &r.Dead.Oldest.Ordinal, &dead)
+		for i := 0; i < len(positions) && err == nil; i++ {
+			positions[i].Commit, err = event.ParseLSN(commits[i])
 		}
-		if err == nil {
-			r.Secured.Commit, err = event.ParseLSN(secured)
-		}
-		r.LastSeen = r.LastSeen.UTC()
+		r.Gone, r.LastSeen, r.Waiting.Since, r.Dead.Since = or(gone), r.LastSeen.UTC(), or(waiting), or(dead)
 		return r, err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("list subscribers: %w", err)
 	}
 	return subscribers, nil
+}
+
+// sumSQL is the Sum of subscriber s in one state, which is written out, because each has an index of its own.
+func sumSQL(state lane.State) string {
+	those := "FROM walpost.owed o WHERE o.slot = s.slot AND o.subscriber = s.name AND o.state = '" + string(state) + "'"
+	return `LATERAL (
+		SELECT n.number, coalesce(f.epoch, 0) AS epoch, coalesce(f.commit_lsn, '0/0')::text AS commit_lsn,
+		       coalesce(f.ordinal, 0) AS ordinal, coalesce(f.committed_at, f.recorded_at) AS since
+		FROM (SELECT count(*) AS number ` + those + `) n LEFT JOIN LATERAL (
+		    SELECT o.* ` + those + ` ORDER BY o.epoch, o.commit_lsn, o.ordinal LIMIT 1) f ON true)`
 }
 
 // Pause makes a subscriber owe everything from now on. Pausing one that is paused changes nothing.
@@ -125,5 +152,5 @@ func (s *Store) Forget(ctx context.Context, name, who, why string) error {
 }
 
 func unknown(subscriber string) error {
-	return fmt.Errorf("there is no subscriber %q at this slot: `walpost subscribers list` has their names", subscriber)
+	return fmt.Errorf("%w %q at this slot: `walpost subscribers list` has their names", ErrNoSubscriber, subscriber)
 }
