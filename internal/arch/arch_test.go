@@ -49,7 +49,7 @@ var rooms = []room{
 	{"debt", "event lane outbox postgres"},
 	{"dispatch", "ack event lane outbox pgoutput"},
 	{"relay", "ack debt dispatch event lane outbox pgoutput postgres subscriber wal"},
-	{"ops", "event relay"},
+	{"ops", "debt event lane outbox postgres relay wal"},
 
 	// app builds everything, so it alone may know everybody.
 	{"app", "ack config debt dispatch event httpapi lane ops outbox pgoutput pgserver postgres progress relay subscriber wal"},

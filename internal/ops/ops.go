@@ -1,6 +1,7 @@
-// Package ops is the relay's window for machines and people: health, progress and metrics over HTTP. It
-// only looks, it never changes what the relay does, and beyond loopback it shows no names, ids or error
-// texts to those who have no token. What it shows is made in package relay.
+// Package ops is the relay's window for machines and people: health, progress and metrics, and the desk
+// where people see what is owed and change it (desk.go), over HTTP and for the command line. It never
+// calls a subscriber: what people change are rows that the relay finds. Beyond loopback it shows no names,
+// ids or error texts to those who have no token. What it shows is made in packages relay and debt.
 package ops
 
 import (
@@ -39,6 +40,7 @@ type Options struct {
 	Token    string
 	Registry *prometheus.Registry
 	Relay    Relay
+	Desk     *Desk
 	Log      *slog.Logger
 	Version  string
 }
@@ -48,10 +50,12 @@ type Server struct {
 	options Options
 	public  bool // listens beyond loopback
 	mux     *http.ServeMux
+	// crossOrigin finds requests that a page of another site makes a browser send.
+	crossOrigin *http.CrossOriginProtection
 }
 
-// Timeouts of the server. Every answer is made from memory, except a scrape, which may wait for a query
-// on Postgres.
+// Timeouts of the server. Answers are made from memory, except a scrape and what is below /v1, which wait
+// for Postgres.
 const (
 	readTimeout  = 5 * time.Second
 	writeTimeout = 15 * time.Second
@@ -71,7 +75,7 @@ func New(options Options) *Server {
 	info.WithLabelValues(options.Version, runtime.Version()).Set(1)
 	options.Registry.MustRegister(info)
 
-	s := &Server{options: options, public: !isLoopback(options.Listen), mux: http.NewServeMux()}
+	s := &Server{options: options, public: !isLoopback(options.Listen), mux: http.NewServeMux(), crossOrigin: http.NewCrossOriginProtection()}
 	s.mux.HandleFunc("GET /live", s.live)
 	s.mux.HandleFunc("GET /ready", s.ready)
 	s.mux.HandleFunc("GET /progress", s.progress)
@@ -81,6 +85,7 @@ func New(options Options) *Server {
 		MaxRequestsInFlight: maxScrapes,
 		Timeout:             writeTimeout - time.Second,
 	}))
+	s.routeDesk()
 	return s
 }
 
@@ -145,35 +150,54 @@ func (s *Server) progress(w http.ResponseWriter, r *http.Request) {
 		s.answer(w, http.StatusOK, s.options.Relay.Progress())
 		return
 	}
+	s.refuseStranger(w)
+}
+
+func (s *Server) refuseStranger(w http.ResponseWriter) {
 	w.Header().Set("WWW-Authenticate", "Bearer")
 	reason := "send the ops token as \"Authorization: Bearer …\""
-	if s.options.Token == "" {
+	switch {
+	case s.options.Token == "" && s.public:
 		reason = "beyond loopback this needs a token, and none is set: start the relay with WALPOST_OPS_TOKEN"
+	case s.options.Token == "":
+		reason = "use the name localhost or a loopback address in the URL, or start the relay with WALPOST_OPS_TOKEN and send that"
 	}
-	s.answer(w, http.StatusUnauthorized, map[string]string{"error": reason})
+	s.problem(w, http.StatusUnauthorized, reason)
 }
 
 func (s *Server) answer(w http.ResponseWriter, status int, body any) {
-	w.Header().Set("Content-Type", "application/json")
+	if w.Header().Get("Content-Type") == "" {
+		w.Header().Set("Content-Type", "application/json")
+	}
 	w.WriteHeader(status)
 	encoder := json.NewEncoder(w)
 	encoder.SetIndent("", "  ")
+	encoder.SetEscapeHTML(false) // a payload stays as it is
 	if err := encoder.Encode(body); err != nil {
 		s.options.Log.Debug("answer not sent", "err", err) // the caller left
 	}
 }
 
-// trusts reports whether the caller may see everything: who reaches a loopback address is on the
-// machine, everybody else shows the token. Hashes are compared, so that neither the content nor the
+// trusts reports whether the caller may see and do everything: who reaches a loopback address by such a
+// name is on the machine, everybody else shows the token. A page of another site can make its own name
+// lead to 127.0.0.1, so the name counts, too. Hashes are compared, so that neither the content nor the
 // length of the token can be found out by timing.
 func (s *Server) trusts(r *http.Request) bool {
-	if !s.public {
+	if !s.public && isLoopback(hostPort(r.Host)) {
 		return true
 	}
 	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 	got, want := sha256.Sum256([]byte(token)), sha256.Sum256([]byte(s.options.Token))
 	same := subtle.ConstantTimeCompare(got[:], want[:]) == 1
 	return same && s.options.Token != "" && strings.EqualFold(scheme, "Bearer")
+}
+
+// hostPort completes a Host header, which leaves out port 80.
+func hostPort(host string) string {
+	if _, _, err := net.SplitHostPort(host); err != nil {
+		return net.JoinHostPort(strings.Trim(host, "[]"), "80")
+	}
+	return host
 }
 
 // isLoopback trusts addresses and the one name that stands for them; other names may resolve to

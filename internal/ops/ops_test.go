@@ -40,7 +40,7 @@ func serve(listen, token string, of Relay) *Server {
 }
 
 func get(s *Server, path, authorization string) *httptest.ResponseRecorder {
-	request := httptest.NewRequest(http.MethodGet, path, nil)
+	request := httptest.NewRequest(http.MethodGet, "http://localhost:8081"+path, nil)
 	if authorization != "" {
 		request.Header.Set("Authorization", authorization)
 	}

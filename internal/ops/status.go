@@ -1,0 +1,147 @@
+package ops
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/backendstart/walpost/internal/debt"
+	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/wal"
+)
+
+// Status is how slot, leader and subscribers stand as far as the database knows. What a running relay has
+// in memory is in its /progress: events that it holds for less than stall_after are in no table.
+type Status struct {
+	At          time.Time    `json:"at"` // by the server's clock
+	Slot        Slot         `json:"slot"`
+	Leader      *Leader      `json:"leader,omitempty"` // nil before the first
+	Subscribers []Subscriber `json:"subscribers"`
+}
+
+// Slot is the replication slot. Sizes are in bytes.
+type Slot struct {
+	Name string `json:"name"`
+	// State is what walpost has recorded: "creating", "ready", or "" when no relay has used this name.
+	State string `json:"state,omitempty"`
+	// Exists tells whether the server has it; what follows is empty without.
+	Exists       bool   `json:"exists"`
+	Active       bool   `json:"active"` // somebody reads it
+	ActivePID    int    `json:"active_pid,omitempty"`
+	WALStatus    string `json:"wal_status,omitempty"`
+	Invalidation string `json:"invalidation,omitempty"`
+	Confirmed    string `json:"confirmed_lsn,omitempty"`
+	LagBytes     int64  `json:"lag_bytes"`      // from the confirmed position to the end of the WAL
+	Retained     int64  `json:"retained_bytes"` // that the server keeps for the slot
+	Safe         *int64 `json:"safe_wal_bytes"` // that may be written before it is lost; nil without a limit
+}
+
+// Leader is who dispatches, or did so last.
+type Leader struct {
+	Holder string `json:"holder"` // host/pid
+	Term   int64  `json:"term"`
+}
+
+// States of a Subscriber.
+const (
+	Live   = "live"
+	Paused = "paused" // a person has paused it
+	Gone   = "gone"   // it has left the configuration
+)
+
+// Subscriber is what is recorded of a subscriber.
+type Subscriber struct {
+	Name     string    `json:"name"`
+	State    string    `json:"state"`
+	GoneAt   time.Time `json:"gone_at,omitzero"`
+	LastSeen time.Time `json:"last_seen"` // when a relay last wrote its position
+	// Finished and Secured are up to where everything is finished, and finished or owed.
+	Finished string `json:"finished"`
+	Secured  string `json:"secured"`
+	// LagBytes is the WAL from its oldest waiting delivery, or else from what is finished or confirmed, to the
+	// end. Whoever has left has none.
+	LagBytes int64 `json:"lag_bytes"`
+	// HoldingWALBytes is the WAL that the slot keeps for its debt.
+	HoldingWALBytes int64 `json:"holding_wal_bytes"`
+	Waiting         Owed  `json:"waiting"`
+	Dead            Owed  `json:"dead"`
+}
+
+// Owed is how much is owed, and since when the oldest of it.
+type Owed struct {
+	Deliveries int64     `json:"deliveries"`
+	Since      time.Time `json:"since,omitzero"`
+}
+
+// Status looks at the database. It counts everything that is owed.
+func (d *Desk) Status(ctx context.Context) (Status, error) {
+	s := Status{Slot: Slot{Name: d.slot}, Subscribers: []Subscriber{}}
+	var epoch int32
+	var holder *string
+	var term *int64
+	err := d.pool.QueryRow(ctx, `
+		SELECT now(), coalesce(s.state, ''), coalesce(s.epoch, 0), l.holder, l.term FROM (VALUES (1)) one
+		LEFT JOIN walpost.slots s ON s.slot = $1 LEFT JOIN walpost.leader l ON l.slot = $1`, d.slot).
+		Scan(&s.At, &s.Slot.State, &epoch, &holder, &term)
+	if err != nil {
+		return s, fmt.Errorf("look up slot %q: %w", d.slot, err)
+	}
+	s.At = s.At.UTC()
+	if holder != nil && term != nil {
+		s.Leader = &Leader{*holder, *term}
+	}
+	slot, err := wal.FindSlot(ctx, d.pool, d.slot)
+	if err != nil {
+		return s, err
+	}
+	if slot != nil {
+		s.Slot.Exists, s.Slot.Active, s.Slot.ActivePID = true, slot.Active, slot.ActivePID
+		s.Slot.WALStatus, s.Slot.Invalidation, s.Slot.Confirmed = slot.WALStatus, slot.Invalidation, slot.Confirmed.String()
+		s.Slot.LagBytes, s.Slot.Retained, s.Slot.Safe = max(0, slot.LagBytes), max(0, slot.RetainedBytes), slot.SafeBytes
+	}
+	rows, err := d.debt().Subscribers(ctx)
+	if err != nil {
+		return s, err
+	}
+	for _, row := range rows {
+		s.Subscribers = append(s.Subscribers, subscriberOf(row, slot, epoch))
+	}
+	return s, nil
+}
+
+func subscriberOf(row debt.SubscriberRow, slot *wal.Slot, epoch int32) Subscriber {
+	s := Subscriber{
+		Name: row.Name, State: Live, GoneAt: row.Gone, LastSeen: row.LastSeen,
+		Finished: row.Finished.String(), Secured: row.Secured.String(),
+		Waiting: Owed{row.Waiting.Number, row.Waiting.Since}, Dead: Owed{row.Dead.Number, row.Dead.Since},
+	}
+	switch {
+	case !row.Gone.IsZero():
+		s.State = Gone
+	case row.Paused:
+		s.State = Paused
+	}
+	if slot == nil || slot.Confirmed == 0 || s.State == Gone {
+		return s
+	}
+	end := slot.Confirmed + event.LSN(max(0, slot.LagBytes))
+	behind := func(lsn event.LSN) int64 { return int64(end - min(lsn, end)) }
+	oldest := row.Waiting.Oldest
+	switch {
+	case row.Waiting.Number == 0:
+		// An idle subscriber's position is not written; the slot's goes on.
+		finished := slot.Confirmed
+		if row.Finished.Epoch == epoch {
+			finished = max(finished, row.Finished.Commit)
+		}
+		s.LagBytes = behind(finished)
+	case oldest.Epoch != epoch:
+		s.LagBytes = behind(slot.Confirmed) // of another server: not to be compared
+	default:
+		s.LagBytes = behind(oldest.Commit)
+		if oldest.Commit >= slot.Confirmed {
+			s.HoldingWALBytes = s.LagBytes
+		} // else the WAL budget has let it go
+	}
+	return s
+}

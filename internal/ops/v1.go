@@ -1,0 +1,280 @@
+package ops
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/backendstart/walpost/internal/debt"
+	"github.com/backendstart/walpost/internal/lane"
+	"github.com/backendstart/walpost/internal/postgres"
+)
+
+const (
+	// maxBody is room for a thousand event ids of the greatest length.
+	maxBody = 1 << 20
+	// deskTimeout ends a request before its answer could not be sent any more.
+	deskTimeout = writeTimeout - time.Second
+	// How many deliveries GET /v1/owed returns where nobody says it, and at most.
+	defaultLimit, maxLimit = 100, 1000
+)
+
+// routeDesk adds the routes below /v1.
+func (s *Server) routeDesk() {
+	route := func(pattern string, answer func(context.Context, *http.Request) (any, error)) {
+		s.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) { s.serveDesk(w, r, answer) })
+	}
+	desk := s.options.Desk
+	route("GET /v1/status", func(ctx context.Context, _ *http.Request) (any, error) { return desk.Status(ctx) })
+	route("GET /v1/subscribers", func(ctx context.Context, _ *http.Request) (any, error) {
+		status, err := desk.Status(ctx)
+		return map[string]any{"subscribers": status.Subscribers}, err
+	})
+	route("POST /v1/subscribers/{name}/pause", changeState(desk.Pause, Paused))
+	route("POST /v1/subscribers/{name}/resume", changeState(desk.Resume, Live))
+	route("GET /v1/owed", func(ctx context.Context, r *http.Request) (any, error) {
+		filter, err := filterOf(r.URL.Query())
+		if err != nil {
+			return nil, err
+		}
+		deliveries, more, err := desk.Owed(ctx, filter)
+		return map[string]any{"owed": deliveries, "more": more}, err
+	})
+	route("GET /v1/owed/{event}", func(ctx context.Context, r *http.Request) (any, error) {
+		deliveries, err := desk.Show(ctx, r.PathValue("event"))
+		return map[string]any{"owed": deliveries}, err
+	})
+	route("POST /v1/owed/discard", s.discard)
+	route("POST /v1/owed/add", s.add)
+}
+
+// reasons are in the body of every request that changes something.
+type reasons struct {
+	Who string `json:"who"`
+	Why string `json:"why"`
+}
+
+// by is what the audit shows of who asks. The token is one for all, so a name is what the caller says.
+func (b reasons) by(r *http.Request) string {
+	return strings.TrimSpace(b.Who + " via ops API from " + r.RemoteAddr)
+}
+
+func changeState(change func(ctx context.Context, subscriber, who, why string) error, state string) func(context.Context, *http.Request) (any, error) {
+	return func(ctx context.Context, r *http.Request) (any, error) {
+		var body reasons
+		if err := decode(r, &body); err != nil {
+			return nil, err
+		}
+		name := r.PathValue("name")
+		return map[string]string{"subscriber": name, "state": state}, change(ctx, name, body.by(r), body.Why)
+	}
+}
+
+func (s *Server) discard(ctx context.Context, r *http.Request) (any, error) {
+	var body struct {
+		reasons
+		Subscriber string     `json:"subscriber"`
+		Source     string     `json:"source"`
+		State      lane.State `json:"state"`
+		Type       string     `json:"type"`
+		Key        string     `json:"key"`
+		Event      string     `json:"event"`
+		Since      time.Time  `json:"since"`
+		Until      time.Time  `json:"until"`
+		Error      string     `json:"error"`
+		Limit      int        `json:"limit"`
+		DryRun     bool       `json:"dry_run"`
+	}
+	if err := decode(r, &body); err != nil {
+		return nil, err
+	}
+	filter := debt.Filter{
+		Subscriber: body.Subscriber, Source: body.Source, State: body.State, Type: body.Type, Key: body.Key,
+		EventID: body.Event, Since: body.Since, Until: body.Until, Error: body.Error, Limit: body.Limit,
+	}
+	if body.Limit < 0 {
+		return nil, debt.Refused("limit: it must not be negative")
+	}
+	if err := checkState(body.State); err != nil {
+		return nil, err
+	}
+	if err := filter.Narrow(); err != nil {
+		return nil, err
+	}
+	if body.DryRun {
+		counts, _, err := s.options.Desk.Fitting(ctx, filter)
+		return map[string]any{"would_discard": Total(counts, body.Limit)}, err
+	}
+	if body.Why == "" {
+		return nil, needsWhy
+	}
+	n, err := s.options.Desk.Discard(ctx, filter, body.by(r), body.Why)
+	return map[string]any{"discarded": n}, err
+}
+
+func (s *Server) add(ctx context.Context, r *http.Request) (any, error) {
+	var body struct {
+		reasons
+		Subscriber string     `json:"subscriber"`
+		Events     []string   `json:"events"`
+		State      lane.State `json:"state"`
+	}
+	if err := decode(r, &body); err != nil {
+		return nil, err
+	}
+	switch {
+	case body.Subscriber == "" || len(body.Events) == 0:
+		return nil, debt.Refused("subscriber and events must be given")
+	case body.Why == "":
+		return nil, needsWhy
+	case body.State == "":
+		body.State = lane.StateWaiting
+	}
+	return s.options.Desk.Add(ctx, body.Subscriber, body.Events, body.State, body.by(r), body.Why)
+}
+
+const needsWhy = debt.Refused("why must be given: it is kept in walpost.audit")
+
+// Total adds up counts; with a limit above 0 it is no more than that.
+func Total(counts []debt.Count, limit int) int64 {
+	var total int64
+	for _, c := range counts {
+		total += c.Number
+	}
+	if limit > 0 {
+		total = min(total, int64(limit))
+	}
+	return total
+}
+
+// filterOf reads a filter from a query string. A name that is unknown is refused: misspelt, it would
+// choose more than is meant.
+func filterOf(query url.Values) (debt.Filter, error) {
+	filter := debt.Filter{Limit: defaultLimit}
+	for name, values := range query {
+		value := values[0]
+		var err error
+		switch name {
+		case "subscriber":
+			filter.Subscriber = value
+		case "source":
+			filter.Source = value
+		case "state":
+			filter.State = lane.State(value)
+			err = checkState(filter.State)
+		case "type":
+			filter.Type = value
+		case "key":
+			filter.Key = value
+		case "event":
+			filter.EventID = value
+		case "since":
+			filter.Since, err = time.Parse(time.RFC3339, value)
+		case "until":
+			filter.Until, err = time.Parse(time.RFC3339, value)
+		case "error":
+			filter.Error = value
+		case "limit":
+			filter.Limit, err = strconv.Atoi(value)
+			if err == nil && (filter.Limit < 1 || filter.Limit > maxLimit) {
+				err = fmt.Errorf("it must be from 1 to %d", maxLimit)
+			}
+		default:
+			err = errors.New("there is no such filter")
+		}
+		if err == nil && len(values) > 1 {
+			err = errors.New("it is given more than once")
+		}
+		if err != nil {
+			return filter, debt.Refused(fmt.Sprintf("%s: %v", name, err))
+		}
+	}
+	return filter, nil
+}
+
+func checkState(state lane.State) error {
+	if !slices.Contains([]lane.State{"", lane.StateWaiting, lane.StateDead}, state) {
+		return debt.Refused(fmt.Sprintf("state %q: it must be %s or %s", state, lane.StateWaiting, lane.StateDead))
+	}
+	return nil
+}
+
+// decode reads a JSON body into target, strictly.
+func decode(r *http.Request, target any) error {
+	decoder := json.NewDecoder(http.MaxBytesReader(nil, r.Body, maxBody))
+	decoder.DisallowUnknownFields()
+	err := decoder.Decode(target)
+	if err == nil {
+		if _, more := decoder.Token(); more != io.EOF {
+			err = errors.New("something follows the object")
+		}
+	}
+	var large *http.MaxBytesError
+	switch {
+	case errors.As(err, &large):
+		return err
+	case err != nil:
+		return debt.Refused("body: " + err.Error())
+	}
+	return nil
+}
+
+// serveDesk lets in whoever may, and turns errors into problems.
+func (s *Server) serveDesk(w http.ResponseWriter, r *http.Request, answer func(context.Context, *http.Request) (any, error)) {
+	if !s.trusts(r) {
+		s.refuseStranger(w)
+		return
+	}
+	if r.Method == http.MethodPost {
+		// On loopback there is no token that a page of another site could not send, so browsers are asked
+		// where a request comes from. A form cannot send this content type.
+		if err := s.crossOrigin.Check(r); err != nil {
+			s.problem(w, http.StatusForbidden, "a page of another site must not change anything: "+err.Error())
+			return
+		}
+		if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != "application/json" {
+			s.problem(w, http.StatusUnsupportedMediaType, "send a JSON object with Content-Type: application/json")
+			return
+		}
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), deskTimeout)
+	defer cancel()
+	body, err := answer(ctx, r)
+	if err == nil {
+		s.answer(w, http.StatusOK, body)
+		return
+	}
+	var refused debt.Refused
+	var large *http.MaxBytesError
+	status := http.StatusInternalServerError
+	switch {
+	case errors.As(err, &refused):
+		status = http.StatusBadRequest
+	case errors.As(err, &large):
+		status = http.StatusRequestEntityTooLarge
+	case errors.Is(err, debt.ErrNoSubscriber), errors.Is(err, ErrNotOwed):
+		status = http.StatusNotFound
+	case postgres.Unavailable(err):
+		status = http.StatusServiceUnavailable
+		w.Header().Set("Retry-After", "5")
+	}
+	if status >= http.StatusInternalServerError {
+		s.options.Log.Warn("request to the ops API failed", "path", r.URL.Path, "err", err)
+	}
+	s.problem(w, status, err.Error())
+}
+
+// problem answers with an error in the form of RFC 9457.
+func (s *Server) problem(w http.ResponseWriter, status int, detail string) {
+	w.Header().Set("Content-Type", "application/problem+json")
+	s.answer(w, status, map[string]any{"title": http.StatusText(status), "status": status, "detail": detail})
+}
