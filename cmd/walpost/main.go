@@ -18,6 +18,7 @@ func main() {
 	os.Exit(app.Main(ctx, app.Process{
 		Args:   os.Args[1:],
 		Lookup: os.LookupEnv,
+		Stdin:  os.Stdin,
 		Stdout: os.Stdout,
 		Stderr: os.Stderr,
 	}))

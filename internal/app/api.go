@@ -27,25 +27,22 @@ func runAPI(ctx context.Context, database config.Database, options config.API, l
 		return err
 	}
 	defer listener.Close()
+	auth, err := newAuth(ctx, options, log) // before the database: who mends one mistake sees the next
+	if err != nil {
+		return unlessStopped(ctx, err)
+	}
 	pool, err := openDatabase(ctx, database.DatabaseURL, "walpost/api", migrations.Lessons)
 	if err != nil {
-		return err
+		return unlessStopped(ctx, err)
 	}
 	defer pool.Close()
-	server, err := newAPI(ctx, options, pool, nil, log)
-	if err != nil {
-		return err
-	}
+	server := newAPI(auth, pool, nil, log)
 	log.Info("completions API is ready", "url", "http://"+listener.Addr().String(), "database", postgres.Redact(database.DatabaseURL.Reveal()))
 	return server.Run(ctx, listener)
 }
 
 // newAPI builds the server. A nil registry keeps its metrics nowhere.
-func newAPI(ctx context.Context, options config.API, pool *pgxpool.Pool, registry prometheus.Registerer, log *slog.Logger) (*httpapi.Server, error) {
-	auth, err := newAuth(ctx, options, log)
-	if err != nil {
-		return nil, config.Invalid(err)
-	}
+func newAPI(auth httpapi.Auth, pool *pgxpool.Pool, registry prometheus.Registerer, log *slog.Logger) *httpapi.Server {
 	handler := httpapi.New(httpapi.Options{
 		Service:  progress.New(pool),
 		Auth:     auth,
@@ -54,14 +51,16 @@ func newAPI(ctx context.Context, options config.API, pool *pgxpool.Pool, registr
 		Version:  version(),
 		Registry: registry,
 	})
-	return &httpapi.Server{Handler: handler, Drain: drainAPI, Log: log}, nil
+	return &httpapi.Server{Handler: handler, Drain: drainAPI, Log: log}
 }
 
-func newAuth(ctx context.Context, options config.API, log *slog.Logger) (httpapi.Auth, error) {
+func newAuth(ctx context.Context, options config.API, log *slog.Logger) (auth httpapi.Auth, err error) {
 	if options.Auth == "dev" {
-		return httpapi.NewDevAuth(options.APIListen)
+		auth, err = httpapi.NewDevAuth(options.APIListen)
+	} else {
+		auth, err = httpapi.NewJWTAuth(ctx, httpapi.JWTOptions{Secret: options.JWTSecret.Reveal(), JWKS: options.JWKSURL, Log: log})
 	}
-	return httpapi.NewJWTAuth(ctx, httpapi.JWTOptions{Secret: options.JWTSecret.Reveal(), JWKS: options.JWKSURL, Log: log})
+	return auth, config.Invalid(err)
 }
 
 // openDatabase connects once, so that a server that is away is known now, and compares the schema.

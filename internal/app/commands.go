@@ -26,15 +26,22 @@ Postgres forget an event before every subscriber has it.
   walpost migrate                     make the tables
   walpost api                         complete lessons over HTTP
   walpost relay                       deliver what they committed
+  walpost status                      see where slot and subscribers stand, and what is owed
 
 Options come from flags, WALPOST_… variables and walpost.yaml, in that order.`
 
 // commands is the command line: one field per command.
 type commands struct {
-	Demo       demoCommand       `cmd:"" help:"See it work: private Postgres, API, relay and traffic in one process."`
-	API        apiCommand        `cmd:"" name:"api" help:"Serve the completions API."`
-	Relay      relayCommand      `cmd:"" help:"Deliver the outbox to the subscribers."`
-	Migrate    migrateCommand    `cmd:"" help:"Bring the tables up to this version."`
+	Demo    demoCommand    `cmd:"" help:"See it work: private Postgres, API, relay and traffic in one process."`
+	API     apiCommand     `cmd:"" name:"api" help:"Serve the completions API."`
+	Relay   relayCommand   `cmd:"" help:"Deliver the outbox to the subscribers."`
+	Migrate migrateCommand `cmd:"" help:"Bring the tables up to this version."`
+
+	Status      statusCommand      `cmd:"" help:"Show where slot and subscribers stand, and what is owed."`
+	Subscribers subscribersCommand `cmd:"" help:"List, pause, resume or forget subscribers."`
+	Owed        owedCommand        `cmd:"" help:"See what subscribers are owed, give it up, or owe them more."`
+	Deadletters owedCommand        `cmd:"" help:"The same for what waits for a person: owed with --state=dead."`
+
 	Token      tokenCommand      `cmd:"" help:"Print a bearer token for the API."`
 	Config     configCommand     `cmd:"" help:"Check the configuration, or show it."`
 	Completion completionCommand `cmd:"" help:"Print the completion script of a shell."`
@@ -73,7 +80,7 @@ type relayCommand struct {
 func (relayCommand) Help() string {
 	return "Makes publication and slot if they are not there, which needs wal_level=logical, the role attribute REPLICATION, " +
 		"CREATE on the database and ownership of the table. Start a second one elsewhere as a standby. " +
-		"Next: GET /ready and /progress at the ops address say how it stands, /metrics feeds Prometheus."
+		"Next: walpost status, or GET /ready and /progress at the ops address, say how it stands, /metrics feeds Prometheus."
 }
 
 func (c relayCommand) Validate() error {
@@ -223,12 +230,13 @@ func readableDSN(option string, dsn config.Secret) error {
 func writeJSON(w io.Writer, value any) error {
 	encoder := json.NewEncoder(w)
 	encoder.SetIndent("", "  ")
+	encoder.SetEscapeHTML(false) // a payload stays as it is
 	return encoder.Encode(value)
 }
 
-// isTerminal reports whether a person may be looking at w.
-func isTerminal(w io.Writer) bool {
-	file, ok := w.(*os.File)
+// isTerminal reports whether a person may be at the other end of a reader or writer.
+func isTerminal(stream any) bool {
+	file, ok := stream.(*os.File)
 	if !ok {
 		return false
 	}

@@ -30,8 +30,7 @@ func (c completionCommand) Run(r *run) error {
 func bashCompletion(w io.Writer, model *kong.Application) error {
 	var names []string
 	var cases strings.Builder
-	for _, command := range model.Children {
-		names = append(names, command.Name)
+	word := func(path string, command *kong.Node) {
 		words := positionalValues(command)
 		for _, flag := range flagsOf(command) {
 			words = append(words, "--"+flag.Name)
@@ -39,13 +38,25 @@ func bashCompletion(w io.Writer, model *kong.Application) error {
 				words = append(words, "--no-"+flag.Name)
 			}
 		}
-		fmt.Fprintf(&cases, "    %s) words=%q ;;\n", command.Name, strings.Join(words, " "))
+		fmt.Fprintf(&cases, "    %s) words=%q ;;\n", path, strings.Join(words, " "))
+	}
+	for _, command := range model.Children {
+		names = append(names, command.Name)
+		if len(command.Children) == 0 {
+			word(command.Name+`\ *`, command)
+			continue
+		}
+		for _, child := range command.Children {
+			word(command.Name+`\ `+child.Name+`\ *`, child)
+		}
+		// Behind those of its children, which are tried first.
+		fmt.Fprintf(&cases, "    %s) words=%q ;;\n", command.Name+`\ *`, strings.Join(childNames(command), " "))
 	}
 	_, err := fmt.Fprintf(w, `# walpost completion for bash
 _walpost() {
   local words=%q
   if ((COMP_CWORD > 1)); then
-    case "${COMP_WORDS[1]}" in
+    case "${COMP_WORDS[*]:1:COMP_CWORD-1} " in
 %s    *) words="" ;;
     esac
   fi
@@ -58,9 +69,8 @@ complete -o default -F _walpost walpost
 
 func zshCompletion(w io.Writer, model *kong.Application) error {
 	var names, cases strings.Builder
-	for _, command := range model.Children {
-		fmt.Fprintf(&names, "    %s\n", shellQuote(command.Name+":"+command.Help))
-		fmt.Fprintf(&cases, "    %s) _arguments", command.Name)
+	arguments := func(path string, command *kong.Node) {
+		fmt.Fprintf(&cases, "    %s) _arguments", path)
 		for _, flag := range flagsOf(command) {
 			// Brackets and colons would end the description.
 			help := strings.NewReplacer("[", "(", "]", ")", ":", " ").Replace(flag.Help)
@@ -78,6 +88,17 @@ func zshCompletion(w io.Writer, model *kong.Application) error {
 		}
 		cases.WriteString(" ;;\n")
 	}
+	for _, command := range model.Children {
+		fmt.Fprintf(&names, "    %s\n", shellQuote(command.Name+":"+command.Help))
+		if len(command.Children) == 0 {
+			arguments(command.Name, command)
+			continue
+		}
+		fmt.Fprintf(&cases, "    %s) compadd %s ;;\n", command.Name, strings.Join(childNames(command), " "))
+		for _, child := range command.Children {
+			arguments(shellQuote(command.Name+" "+child.Name), child)
+		}
+	}
 	_, err := fmt.Fprintf(w, `#compdef walpost
 _walpost() {
   local -a commands=(
@@ -88,11 +109,19 @@ _walpost() {
   fi
   shift words
   ((CURRENT--))
-  case $words[1] in
+  local command=$words[1]
+  case $command in
+    %s) if ((CURRENT > 2)); then
+      command="$command $words[2]"
+      shift words
+      ((CURRENT--))
+    fi ;;
+  esac
+  case $command in
 %s  esac
 }
 if [ "$funcstack[1]" = _walpost ]; then _walpost "$@"; else compdef _walpost walpost; fi
-`, names.String(), cases.String())
+`, names.String(), strings.Join(parents(model), "|"), cases.String())
 	return err
 }
 
@@ -109,9 +138,8 @@ func zshValues(flag *kong.Flag) string {
 func fishCompletion(w io.Writer, model *kong.Application) error {
 	var script strings.Builder
 	script.WriteString("# walpost completion for fish\ncomplete -c walpost -f\n")
-	for _, command := range model.Children {
-		fmt.Fprintf(&script, "complete -c walpost -n __fish_use_subcommand -a %s -d %s\n", command.Name, shellQuote(command.Help))
-		condition := shellQuote("__fish_seen_subcommand_from " + command.Name)
+	arguments := func(condition string, command *kong.Node) {
+		condition = shellQuote(condition)
 		if values := positionalValues(command); len(values) > 0 {
 			fmt.Fprintf(&script, "complete -c walpost -n %s -a %s\n", condition, shellQuote(strings.Join(values, " ")))
 		}
@@ -133,8 +161,40 @@ func fishCompletion(w io.Writer, model *kong.Application) error {
 			fmt.Fprintf(&script, "complete -c walpost -n %s -l %s%s -d %s\n", condition, name, value, shellQuote(flag.Help))
 		}
 	}
+	for _, command := range model.Children {
+		fmt.Fprintf(&script, "complete -c walpost -n __fish_use_subcommand -a %s -d %s\n", command.Name, shellQuote(command.Help))
+		seen := "__fish_seen_subcommand_from " + command.Name
+		if len(command.Children) == 0 {
+			arguments(seen, command)
+			continue
+		}
+		children := strings.Join(childNames(command), " ")
+		fmt.Fprintf(&script, "complete -c walpost -n %s -a %s\n", shellQuote(seen+"; and not __fish_seen_subcommand_from "+children), shellQuote(children))
+		for _, child := range command.Children {
+			arguments(seen+"; and __fish_seen_subcommand_from "+child.Name, child)
+		}
+	}
 	_, err := io.WriteString(w, script.String())
 	return err
+}
+
+// parents are the commands that have commands of their own.
+func parents(model *kong.Application) []string {
+	var names []string
+	for _, command := range model.Children {
+		if len(command.Children) > 0 {
+			names = append(names, command.Name)
+		}
+	}
+	return names
+}
+
+func childNames(command *kong.Node) []string {
+	var names []string
+	for _, child := range command.Children {
+		names = append(names, child.Name)
+	}
+	return names
 }
 
 func flagsOf(command *kong.Node) []*kong.Flag {
@@ -148,7 +208,9 @@ func flagsOf(command *kong.Node) []*kong.Flag {
 func positionalValues(command *kong.Node) []string {
 	var values []string
 	for _, positional := range command.Positional {
-		values = append(values, positional.EnumSlice()...)
+		if positional.Enum != "" {
+			values = append(values, positional.EnumSlice()...)
+		}
 	}
 	return values
 }

@@ -76,10 +76,7 @@ func (c demoCommand) Run(r *run) (err error) {
 		err = errors.Join(err, server.Stop(stop))
 	}()
 	err = c.serve(r, server.DSN("postgres"), apiListener, opsListener, screen, log)
-	if r.ctx.Err() != nil && errors.Is(err, context.Canceled) {
-		err = nil // Ctrl-C while something connected
-	}
-	return err
+	return unlessStopped(r.ctx, err)
 }
 
 // demoSettings trade what happens when the machine loses power for a quick start.
@@ -101,10 +98,11 @@ func (c demoCommand) serve(r *run, dsn string, apiListener, opsListener net.List
 		return err
 	}
 	defer pool.Close()
-	api, err := newAPI(r.ctx, config.API{APIListen: c.APIListen, Auth: "dev"}, pool, built.registry, log)
+	auth, err := newAuth(r.ctx, config.API{APIListen: c.APIListen, Auth: "dev"}, log)
 	if err != nil {
 		return err
 	}
+	api := newAPI(auth, pool, built.registry, log)
 	ops := built.ops(config.Ops{OpsListen: c.OpsListen}, log)
 	base := "http://" + localAddress(apiListener)
 	fmt.Fprintf(r.Stdout, demoText, base, localAddress(opsListener), dsn, base, base)

@@ -18,7 +18,6 @@ import (
 // docsMetrics is absolute before any test changes the folder.
 var docsMetrics, _ = filepath.Abs("../../docs/metrics.md")
 
-func testDatabase(t *testing.T) string  { return testdb.New(t).DSN }
 func emptyDatabase(t *testing.T) string { return testdb.NewEmpty(t).DSN }
 
 func get(t *testing.T, url string) (int, string) {

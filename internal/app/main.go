@@ -13,6 +13,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/backendstart/walpost/internal/config"
+	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/wal"
 	"github.com/backendstart/walpost/migrations"
 )
@@ -28,7 +29,9 @@ const (
 type Process struct {
 	Args   []string                    // without the program's name
 	Lookup func(string) (string, bool) // os.LookupEnv
-	// Stdout takes data, Stderr logs and errors.
+	// Stdin is where a person answers; nil, or what is no terminal, and nobody is asked.
+	Stdin io.Reader
+	// Stdout takes data, Stderr logs, questions and errors.
 	Stdout, Stderr io.Writer
 	// Subscribers are the kinds that a configuration can name; nil is Subscribers().
 	Subscribers Kinds
@@ -44,7 +47,7 @@ func Main(ctx context.Context, process Process) int {
 	var commands commands
 	parser, err := config.NewParser(&commands, process.Lookup, process.Subscribers.names(),
 		kong.Name("walpost"), kong.Description(description), kong.Writers(process.Stdout, process.Stderr),
-		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoAppDescFormat: true, WrapUpperBound: 110}),
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: true, NoAppDescFormat: true, WrapUpperBound: 110}),
 		kong.Exit(func(int) { shown = true }))
 	if err != nil {
 		panic(err) // the model is wrong, not the input
@@ -61,10 +64,11 @@ func Main(ctx context.Context, process Process) int {
 	}
 	var usage *config.Error
 	var setup *wal.SetupError
+	var refused debt.Refused
 	switch {
 	case err == nil:
 		return exitFine
-	case errors.As(err, &usage), errors.As(err, &setup), errors.Is(err, migrations.ErrBehind), errors.Is(err, migrations.ErrAhead):
+	case errors.As(err, &usage), errors.As(err, &refused), errors.As(err, &setup), errors.Is(err, migrations.ErrBehind), errors.Is(err, migrations.ErrAhead):
 		fmt.Fprintln(process.Stderr, "walpost:", err)
 		return exitUsage
 	default:

@@ -99,6 +99,11 @@ func TestMain_exitCodeTellsUsageFromFailure(t *testing.T) {
 		{"token --user=0", secret, exitUsage, "not positive"},
 		{"token --user=42", nil, exitUsage, "WALPOST_JWT_SECRET"},
 		{"completion tcsh", nil, exitUsage, "tcsh"},
+		{"owed --help", nil, exitFine, "walpost deadletters list"},
+		{"subscribers forget --help", nil, exitFine, "--dry-run"},
+		{"status", nil, exitUsage, "database_url is not set"},
+		{"status --database-url=" + nobody, nil, exitFailed, "127.0.0.1:1"},
+		{"owed redrive", nil, exitUsage, "unexpected argument redrive"},
 		{"demo --rate=0", nil, exitUsage, "--rate"},
 		{"demo --rate=NaN", nil, exitUsage, "--rate"},
 		{"demo --pg-port=70000", nil, exitUsage, "--pg-port"},
@@ -182,13 +187,12 @@ func TestMain_printsJSONForPrograms(t *testing.T) {
 
 func TestMain_takesNoAPIWithoutAKeyNorDevBeyondLoopback(t *testing.T) {
 	t.Chdir(t.TempDir())
-	dsn := testDatabase(t)
 	for args, says := range map[string]string{
 		"api --api-listen=127.0.0.1:0":                "no key to verify tokens with",
 		"api --api-listen=127.0.0.1:0 --jwt-secret=x": "at least 32",
 		"api --api-listen=:0 --auth=dev":              "not a loopback address",
 	} {
-		code, _, stderr := execute(t, map[string]string{"WALPOST_DATABASE_URL": dsn}, strings.Fields(args)...)
+		code, _, stderr := execute(t, map[string]string{"WALPOST_DATABASE_URL": "postgres://walpost@127.0.0.1:1/none"}, strings.Fields(args)...)
 		if code != exitUsage || !strings.Contains(stderr, says) {
 			t.Errorf("walpost %s: exit code %d, says %q, want %d and %q", args, code, stderr, exitUsage, says)
 		}
@@ -245,6 +249,10 @@ func TestCompletion_offersCommandsAndFlagsInBash(t *testing.T) {
 		"walpost demo --no":       "--no-traffic",
 		"walpost relay --window-": "--window-events --window-bytes",
 		"walpost completion f":    "fish",
+		"walpost subs":            "subscribers",
+		"walpost owed s":          "show",
+		"walpost owed list --er":  "--error",
+		"walpost deadletters x -": "",
 	} {
 		words := strings.Fields(typed)
 		command := script + "COMP_WORDS=(" + typed + ")\nCOMP_CWORD=" + string(rune('0'+len(words)-1)) + "\n_walpost\necho ${COMPREPLY[@]}"
@@ -258,7 +266,7 @@ func TestCompletion_offersCommandsAndFlagsInBash(t *testing.T) {
 func TestCompletion_knowsEveryCommandInEveryShell(t *testing.T) {
 	for _, shell := range []string{"bash", "zsh", "fish"} {
 		code, script, _ := execute(t, nil, "completion", shell)
-		for _, word := range []string{"demo", "relay", "slot", "no-traffic", "fish"} {
+		for _, word := range []string{"demo", "relay", "slot", "no-traffic", "fish", "deadletters", "resume", "dry-run"} {
 			if code != exitFine || !strings.Contains(script, word) {
 				t.Errorf("%s: exit code %d, %q is missing", shell, code, word)
 			}

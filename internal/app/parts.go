@@ -54,6 +54,14 @@ func runParts(ctx context.Context, parts ...part) error {
 	return errors.Join(errs...)
 }
 
+// unlessStopped returns nil for the error of a start that was told to stop: nothing has gone wrong then.
+func unlessStopped(ctx context.Context, err error) error {
+	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		return nil
+	}
+	return err
+}
+
 // listen opens the port before anything is started that would have to be stopped again. An address that
 // is taken or wrong is a matter of configuration.
 func listen(ctx context.Context, option, address string) (net.Listener, error) {

@@ -27,7 +27,7 @@ func runRelay(ctx context.Context, options config.Relay, mail config.Mail, windo
 	defer listener.Close()
 	built, err := newRelay(ctx, options, mail, kinds, log)
 	if err != nil {
-		return err
+		return unlessStopped(ctx, err)
 	}
 	defer built.close()
 	log.Info("relay starts", "ops", "http://"+localAddress(listener), "slot", options.Slot, "database", postgres.Redact(options.DatabaseURL.Reveal()))
@@ -40,6 +40,7 @@ func runRelay(ctx context.Context, options config.Relay, mail config.Mail, windo
 // builtRelay is a relay with what it stands on.
 type builtRelay struct {
 	relay    *relay.Relay
+	desk     *ops.Desk
 	registry *prometheus.Registry
 	pools    []*pgxpool.Pool
 }
@@ -48,8 +49,9 @@ type builtRelay struct {
 func newRelay(ctx context.Context, options config.Relay, mail config.Mail, kinds Kinds, log *slog.Logger) (*builtRelay, error) {
 	b := &builtRelay{registry: prometheus.NewRegistry()}
 	b.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	// Two pools: a subscriber that holds all its connections must not keep the relay from recording.
-	for _, application := range []string{"walpost/relay", "walpost/subscribers"} {
+	// Three pools: a subscriber that holds all its connections, or a person who counts a large debt, must
+	// not keep the relay from recording.
+	for _, application := range []string{"walpost/relay", "walpost/subscribers", "walpost/ops"} {
 		pool, err := openDatabase(ctx, options.DatabaseURL, application, setsOf(options.Flow)...)
 		if err != nil {
 			b.close()
@@ -62,6 +64,7 @@ func newRelay(ctx context.Context, options config.Relay, mail config.Mail, kinds
 		b.close()
 		return nil, err
 	}
+	b.desk = newDesk(b.pools[2], options.Slot, options.Flow)
 	subscriptions := make([]relay.Subscription, len(subscribers))
 	for i, sub := range subscribers {
 		settings := options.Subscribers[i]
@@ -93,7 +96,7 @@ func (b *builtRelay) close() {
 func (b *builtRelay) ops(window config.Ops, log *slog.Logger) *ops.Server {
 	return ops.New(ops.Options{
 		Listen: window.OpsListen, Token: window.OpsToken.Reveal(),
-		Registry: b.registry, Relay: b.relay, Log: log, Version: version(),
+		Registry: b.registry, Relay: b.relay, Desk: b.desk, Log: log, Version: version(),
 	})
 }
 
