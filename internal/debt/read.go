@@ -153,11 +153,12 @@ func (s *Store) Look(ctx context.Context, subscriber string) (lane.Look, error) 
 		at      *time.Time
 	)
 	err := s.pool.QueryRow(ctx, `
-		SELECT `+pausedSQL+`, o.epoch, o.commit_lsn::text, o.ordinal, o.at FROM (VALUES (1)) one LEFT JOIN LATERAL (
+		SELECT `+pausedSQL+`, (SELECT coalesce(max(id), 0) FROM walpost.audit WHERE slot = $1),
+		       o.epoch, o.commit_lsn::text, o.ordinal, o.at FROM (VALUES (1)) one LEFT JOIN LATERAL (
 			SELECT epoch, commit_lsn, ordinal, coalesce(committed_at, recorded_at) AS at FROM walpost.owed
 			WHERE slot = $1 AND subscriber = $2 AND state = 'waiting'
 			ORDER BY epoch, commit_lsn, ordinal LIMIT 1) o ON true`,
-		s.slot, subscriber).Scan(&look.Paused, &epoch, &commit, &ordinal, &at)
+		s.slot, subscriber).Scan(&look.Paused, &look.Change, &epoch, &commit, &ordinal, &at)
 	if err == nil && epoch != nil {
 		look.Any, look.OldestAt = true, or(at)
 		look.Oldest.Epoch, look.Oldest.Ordinal = *epoch, *ordinal

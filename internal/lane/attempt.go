@@ -268,7 +268,7 @@ func (l *Lane) finish(it *item, err error, now time.Time) {
 	case err == nil:
 		l.scope.paid = append(l.scope.paid, it)
 	default: // its row is dead now and waits no more
-		l.scope.inHand--
+		l.scope.letGo(it)
 		l.scope.forget(l.keyOf(it.ev))
 	}
 }

@@ -39,13 +39,15 @@ type desk struct {
 	cursor  event.Position  // of the pass: everything up to it was read or left out
 	without map[string]bool // keys left out of this pass
 	again   bool            // something waits behind the cursor: the pass begins again before anything more is read
+	unread  bool            // something may wait beyond the cursor
+	change  int64           // of the last look
 	passes  int
 	passAt  time.Time // when the pass began
 	looked  time.Time
 	warned  time.Time
 }
 
-func newDesk(l *Lane) *desk { return &desk{l: l, without: make(map[string]bool)} }
+func newDesk(l *Lane) *desk { return &desk{l: l, unread: true, without: make(map[string]bool)} }
 
 // load learns what is owed, again and again until it is known or ctx ends. Without that nothing may be
 // handed over: something older could be owed.
@@ -216,7 +218,7 @@ func (d *desk) record(ctx context.Context) error {
 			return fmt.Errorf("record %d deliveries as owed: %w", len(owed), err)
 		}
 		l.acks.Secure(deliveries)
-		d.waiting = true
+		d.waiting, d.unread = true, true
 		d.again = d.again || owed[0].Event.Position.Compare(d.cursor) <= 0
 	}
 	l.mu.Lock()
@@ -258,7 +260,11 @@ func (d *desk) recordDead(ctx context.Context, it *item) error {
 func (d *desk) due(now time.Time) []*item {
 	l := d.l
 	s := &l.scope
-	if len(s.held) == 0 || l.liveAtWork() {
+	if len(s.held) == 0 {
+		s.urgent = false
+		return nil
+	}
+	if l.liveAtWork() {
 		return nil
 	}
 	s.sortHeld()
@@ -266,7 +272,7 @@ func (d *desk) due(now time.Time) []*item {
 	switch {
 	case s.urgent:
 	case s.all, s.paused:
-		if len(s.held) < recordBatch/10 && age < debtTick {
+		if len(s.held) < min(recordBatch/10, l.options.Share) && age < debtTick {
 			return nil
 		}
 	case len(s.held) < max(1, l.options.Share/2) && age < l.options.StallAfter:
@@ -286,10 +292,14 @@ func (d *desk) settle(ctx context.Context) error {
 		o.NextAttempt = it.lastFailure.Add(l.options.Backoff.Wait(it.attempts))
 		failed = append(failed, o)
 	}
+	noted := maps.Clone(l.scope.failed)
 	clear(l.scope.failed)
 	l.mu.Unlock()
 	if len(failed) > 0 {
 		if err := l.ower.Failed(ctx, l.Name(), failed); err != nil {
+			l.mu.Lock()
+			maps.Copy(l.scope.failed, noted)
+			l.mu.Unlock()
 			return fmt.Errorf("note failed attempts: %w", err)
 		}
 	}
@@ -309,8 +319,8 @@ func (d *desk) settle(ctx context.Context) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.scope.paid = l.scope.paid[len(paid):]
-	l.scope.inHand -= len(paid)
 	for _, it := range paid {
+		l.scope.letGo(it)
 		l.scope.forget(l.keyOf(it.ev))
 	}
 	return nil
@@ -347,16 +357,17 @@ func (d *desk) read(ctx context.Context) error {
 	l := d.l
 	l.mu.Lock()
 	s := &l.scope
-	room := payLimit - s.inHand
-	ready := d.waiting && l.running && !s.paused && !s.checking && !l.liveAtWork() &&
-		room >= payLimit/2 && (s.inHand == 0 || !l.breaker.open)
+	ready := d.waiting && l.running && !s.paused && !s.checking && !l.liveAtWork() && d.wantsMore()
 	if ready && d.again {
 		ready = d.beginPass(time.Now())
 	}
 	if ready && l.options.Ordering == ByKey {
-		room = d.dropHogs(room)
+		d.dropHogs()
 	}
-	query := Query{After: d.cursor, Limit: room, Bytes: payBytes}
+	room := payLimit - s.inHand
+	bytes := payBytes - s.inHandBytes
+	ready = ready && !l.draining && room >= payLimit/2 && (bytes >= payBytes/2 || s.inHand == 0)
+	query := Query{After: d.cursor, Limit: room, Bytes: max(bytes, 1)}
 	if l.options.Ordering == ByKey {
 		for key := range d.without {
 			query.Without = append(query.Without, key)
@@ -377,6 +388,7 @@ func (d *desk) read(ctx context.Context) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(owed) == 0 {
+		d.unread = false
 		d.endPass(time.Now())
 		return nil
 	}
@@ -385,7 +397,7 @@ func (d *desk) read(ctx context.Context) error {
 		d.cursor = o.Event.Position
 		it := l.newItem(o.Event)
 		it.attempts, it.firstFailure, it.lastFailure = o.Attempts, o.FirstFailure, o.LastFailure
-		s.inHand++
+		s.takeInHand(it)
 		if d.passes > 0 && o.NextAttempt.After(now) && l.keys[l.keyOf(it.ev)] == nil {
 			// Given up by an earlier pass; after a restart nothing waits for its backoff.
 			l.queueLater(it, min(o.NextAttempt.Sub(now), l.options.Backoff.Max))
@@ -398,16 +410,27 @@ func (d *desk) read(ctx context.Context) error {
 	return nil
 }
 
-// dropHogs gives up keys in backoff when they fill half of what may be in hand: the others go on without
-// them. It returns the room that is there then.
-func (d *desk) dropHogs(room int) int {
+// wantsMore reports whether what is in hand is too little. While the subscriber is away that is only so
+// when nothing of it can be the next probe: the keys in hand may be the ones that fail, and not the
+// subscriber. The caller holds mu.
+func (d *desk) wantsMore() bool {
+	l := d.l
+	if !l.breaker.open || l.scope.inHand == 0 {
+		return true
+	}
+	return (d.unread || d.again) && l.ready.empty() && len(l.calls) == l.overdue
+}
+
+// dropHogs gives up keys in backoff when they fill a quarter of what may be in hand: the others go on
+// without them.
+func (d *desk) dropHogs() {
 	l := d.l
 	hogs := 0
 	for q := range l.resting {
 		hogs += len(q.items)
 	}
 	if hogs < payLimit/4 {
-		return room
+		return
 	}
 	for q := range l.resting {
 		if q.items[0].live == nil {
@@ -415,7 +438,6 @@ func (d *desk) dropHogs(room int) int {
 			l.giveUp(q)
 		}
 	}
-	return payLimit - l.scope.inHand
 }
 
 // endPass is called when nothing is left beyond the cursor. Then all that waits is in hand, unless keys
@@ -451,7 +473,7 @@ func (d *desk) beginPass(now time.Time) bool {
 	if l.options.Ordering != ByKey && l.scope.inHand > 0 {
 		return false
 	}
-	d.cursor, d.again, d.passAt = event.Position{}, false, now
+	d.cursor, d.again, d.unread, d.passAt = event.Position{}, false, true, now
 	d.passes++
 	clear(d.without)
 	for _, it := range l.owedItems() {
@@ -482,9 +504,13 @@ func (d *desk) look(ctx context.Context) error {
 	}
 	l.scope.paused = look.Paused
 	l.stats.OwesSince, l.stats.OwesSinceAt = oldest, look.OldestAt
-	foreign := look.Any && !d.waiting // somebody else recorded something: redriven, or added
+	// A person has sent again, added or discarded something; or, by hand, without a note of it.
+	if d.passes == 0 && d.change == 0 {
+		d.change = look.Change // the first look; what was changed before is in what was loaded
+	}
+	changed := look.Change != d.change || look.Any && !d.waiting && len(l.scope.blocked) == 0
 	l.mu.Unlock()
-	if !foreign {
+	if !changed {
 		return nil
 	}
 	debt, err := l.ower.Load(ctx, l.Name(), l.acks.Secured(l.number), maxKeys)
@@ -493,13 +519,12 @@ func (d *desk) look(ctx context.Context) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	d.take(debt)
-	for key := range l.scope.keys {
-		if q := l.keys[key]; q != nil {
-			l.holdQueue(q)
-		}
+	d.change = look.Change
+	l.widen(debt)
+	for _, q := range l.keys {
+		l.giveUp(q) // it may have been discarded, or be dead now
 	}
-	d.beginPass(time.Now())
+	d.again, d.waiting = true, true
 	return nil
 }
 
@@ -544,6 +569,9 @@ func (d *desk) lookForBlocked(ctx context.Context) error {
 	for key := range before {
 		if !now[key] {
 			delete(l.scope.blocked, key)
+			if l.options.Ordering != None {
+				l.scope.keys[key] = unknown // what waited behind the dead letter goes first
+			}
 			d.again, d.waiting = true, true
 		}
 	}

@@ -90,6 +90,7 @@ type Lane struct {
 	metrics *Metrics
 
 	mu          sync.Mutex
+	draining    bool                   // Run has been told to stop; guarded by mu
 	running     bool                   // between the start of Run and the end of its drain; guarded by mu
 	deliver     context.Context        // of handlers, while running; guarded by mu
 	keys        map[string]*keyQueue   // every key with something queued or in work; guarded by mu
@@ -133,7 +134,7 @@ func New(number int, sub subscriber.Subscriber, options Options, acks Acks, ower
 		calls:   make(map[*call]struct{}),
 		batch:   options.Batch,
 		breaker: breaker{backoff: options.Backoff},
-		scope:   scope{checking: true, keys: make(map[string]int), blocked: make(map[string]bool), failed: make(map[*item]struct{})},
+		scope:   scope{checking: true, counted: make(map[string]int), keys: make(map[string]int), blocked: make(map[string]bool), failed: make(map[*item]struct{})},
 		idle:    make(chan struct{}, 1),
 		desk:    make(chan struct{}, 1),
 	}
@@ -219,6 +220,13 @@ var errDrained = errors.New("the relay stops and its drain time is over")
 
 // drain waits until nothing is left that could finish without a wait for a backoff, or the time is over.
 func (l *Lane) drain(limit time.Duration) {
+	l.mu.Lock()
+	l.draining = true
+	for _, q := range l.keys {
+		l.giveUp(q) // what is owed is recorded; it does not have to be sent now
+	}
+	l.pump()
+	l.mu.Unlock()
 	deadline := time.NewTimer(limit)
 	defer deadline.Stop()
 	for !l.drained() {
@@ -241,7 +249,7 @@ func (l *Lane) drain(limit time.Duration) {
 func (l *Lane) drained() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return len(l.calls) == l.overdue && (l.ready.empty() || l.breaker.open || l.scope.inHand > 0)
+	return len(l.calls) == l.overdue && (l.ready.empty() || l.breaker.open)
 }
 
 // awaitHandlers gives cancelled handlers a moment to return.
@@ -299,8 +307,12 @@ func (l *Lane) take(size int) []*item {
 			l.release(q)
 			continue
 		}
-		for _, it := range q.items[:n] {
+		for i, it := range q.items[:n] {
 			it.queue = q
+			if it.dead { // what is behind it may have to wait for a person
+				n = i + 1
+				break
+			}
 		}
 		batch = append(batch, q.items[:n]...)
 		q.items = q.items[n:]

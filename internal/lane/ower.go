@@ -91,6 +91,8 @@ type Debt struct {
 type Look struct {
 	// Paused tells that a person has paused the subscriber.
 	Paused bool
+	// Change is another number after a person has changed something.
+	Change int64
 	// Oldest is the position of the oldest waiting delivery; Any is false when there is none.
 	Oldest event.Position
 	Any    bool

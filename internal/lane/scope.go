@@ -26,10 +26,16 @@ type scope struct {
 	held   []*item // offered and in scope
 	urgent bool    // some of held stand still and must leave the window
 
-	inHand int                // read from the debt; neither removed there nor given up here
-	paid   []*item            // of them: delivered, to be removed from the debt
-	failed map[*item]struct{} // of them: failed, to be noted there
+	inHand      int                // read from the debt; neither removed there nor given up here
+	inHandBytes int64              // of them
+	counted     map[string]int     // by event id: failures that count of what was given up
+	paid        []*item            // of them: delivered, to be removed from the debt
+	failed      map[*item]struct{} // of them: failed, to be noted there
 }
+
+// unknown is the count of a key of which something is recorded, but nobody knows how much: it is in debt
+// until a read finds nothing more.
+const unknown = 1 << 30
 
 // standstill is how long every call of a lane must be under way for the lane not to move.
 const standstill = time.Second
@@ -144,6 +150,10 @@ func (l *Lane) enterAll(why string) {
 // enterKeys puts some keys in debt; the others stay live.
 func (l *Lane) enterKeys(queues []*keyQueue) {
 	s := &l.scope
+	if len(s.keys)+len(queues) > maxKeys {
+		l.enterAll("too many of its keys stand still")
+		return
+	}
 	s.urgent = true
 	for _, q := range queues {
 		s.keys[q.key] += 0 // in scope even before anything is recorded
@@ -212,6 +222,7 @@ func (l *Lane) leaveDebt() {
 	if s.urgent {
 		return
 	}
+	s.sortHeld()
 	for key, waiting := range s.keys {
 		if waiting <= 0 {
 			delete(s.keys, key)
@@ -234,8 +245,8 @@ func (l *Lane) leaveDebt() {
 // everything that is recorded must be in hand.
 func (l *Lane) narrow() {
 	s := &l.scope
-	if !s.all {
-		return
+	if !s.all || s.urgent || s.paused {
+		return // what is held must be recorded first: it is older than what comes now
 	}
 	s.all = false
 	clear(s.keys)
@@ -244,6 +255,33 @@ func (l *Lane) narrow() {
 	}
 	l.metrics.inDebt.Set(0)
 	l.log.Info("subscriber has caught up with its debt", "keys_left", len(s.keys))
+	l.leaveDebt() // at once: an event that comes now must not overtake one that is held
+}
+
+// widen puts in debt what else turns out to be recorded. It never lets anything out of the scope.
+func (l *Lane) widen(debt Debt) {
+	s := &l.scope
+	if s.all {
+		return
+	}
+	if debt.More {
+		l.enterAll("so much is recorded")
+		return
+	}
+	for key := range debt.Keys {
+		switch l.options.Ordering {
+		case None: // nothing waits for what is owed
+			continue
+		case Total:
+			key = ""
+		case ByKey:
+		}
+		s.keys[key] = unknown
+		if q := l.keys[key]; q != nil {
+			l.holdQueue(q)
+		}
+	}
+	l.abandonOverdue()
 }
 
 // owedItems lists everything that was read from the debt and is neither removed there nor given up.
@@ -272,7 +310,10 @@ func (l *Lane) giveUp(q *keyQueue) {
 	kept := q.items[:0:0]
 	for _, it := range q.items {
 		if it.live == nil {
-			l.scope.inHand--
+			l.scope.letGo(it)
+			if it.counted > 0 {
+				l.scope.counted[it.ev.ID] = it.counted
+			}
 			continue
 		}
 		kept = append(kept, it)
@@ -282,6 +323,19 @@ func (l *Lane) giveUp(q *keyQueue) {
 		l.endBackoff(q)
 		l.release(q)
 	}
+}
+
+// takeInHand and letGo count what was read from the debt.
+func (s *scope) takeInHand(it *item) {
+	s.inHand++
+	s.inHandBytes += int64(it.ev.Size())
+	it.counted = s.counted[it.ev.ID]
+	delete(s.counted, it.ev.ID)
+}
+
+func (s *scope) letGo(it *item) {
+	s.inHand--
+	s.inHandBytes -= int64(it.ev.Size())
 }
 
 // sortHeld puts what is held in the order of the stream: what came back from a handler is older than

@@ -116,6 +116,7 @@ CREATE TABLE walpost.audit (
     what   JSONB       NOT NULL DEFAULT '{}',
     why    TEXT        NOT NULL DEFAULT ''
 );
+CREATE INDEX audit_by_slot ON walpost.audit (slot, id);
 
 -- +goose Down
 DROP TABLE walpost.slots, walpost.subscribers, walpost.owed, walpost.inbox, walpost.leader, walpost.audit;

@@ -15,6 +15,7 @@ import (
 // Memory is a lane.Ower that forgets everything with the process. It is safe for concurrent use, starts
 // nothing and has no clock, so it belongs into a synctest bubble as into any other test.
 type Memory struct {
+	changes     int64 // by people; guarded by mu
 	mu          sync.Mutex
 	subscribers map[string]*account // guarded by mu
 	marked      map[identity]int    // attempts of marked events; guarded by mu
@@ -59,6 +60,7 @@ func (m *Memory) Pause(subscriber string, paused bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.of(subscriber).paused = paused
+	m.changes++
 }
 
 // Discard removes a delivery, as a person would.
@@ -66,6 +68,7 @@ func (m *Memory) Discard(subscriber string, e *event.Event) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.of(subscriber).remove(of(e))
+	m.changes++
 }
 
 // Owed returns the subscriber's deliveries in a state, in the order of their positions.
@@ -239,7 +242,7 @@ func (m *Memory) Look(ctx context.Context, subscriber string) (lane.Look, error)
 		return lane.Look{}, err
 	}
 	a := m.of(subscriber)
-	look := lane.Look{Paused: a.paused}
+	look := lane.Look{Paused: a.paused, Change: m.changes}
 	if i := slices.IndexFunc(a.order, func(r *row) bool { return r.state == lane.StateWaiting }); i >= 0 {
 		oldest := a.order[i].Event
 		look.Any, look.Oldest, look.OldestAt = true, oldest.Position, oldest.CommittedAt
