@@ -105,7 +105,7 @@ func (c demoCommand) serve(r *run, dsn string, apiListener, opsListener net.List
 	api := newAPI(auth, pool, built.registry, log)
 	ops := built.ops(config.Ops{OpsListen: c.OpsListen}, log)
 	base := "http://" + localAddress(apiListener)
-	fmt.Fprintf(r.Stdout, demoText, base, localAddress(opsListener), dsn, base, base)
+	fmt.Fprintf(r.Stdout, demoText, base, localAddress(opsListener), dsn, base, base, dsn)
 
 	parts := []part{
 		{"api", func(ctx context.Context) error { return api.Run(ctx, apiListener) }},
@@ -135,5 +135,10 @@ Complete a lesson:
 and see what a subscriber made of it:
 
   curl -H 'X-User-ID: 42' %s/api/achievements
+
+From another terminal, pause a subscriber and see what it is owed (resume pays it, in order):
+
+  export WALPOST_DATABASE_URL='%s'
+  walpost subscribers pause analytics && walpost status
 
 `

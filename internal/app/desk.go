@@ -80,10 +80,12 @@ func (o changeOptions) ask(r *run, question string) error {
 		return nil
 	}
 	if !isTerminal(r.Stdin) {
-		return config.Invalid(errors.New("nobody is here to ask: add --yes, or --dry-run to see what would go"))
+		return config.Invalid(errNobody)
 	}
 	return answered(r.ctx, r.Stdin, r.Stderr, question)
 }
+
+var errNobody = errors.New("nobody is here to ask: add --yes, or --dry-run to see what would go")
 
 // answered returns nil if the answer is yes.
 func answered(ctx context.Context, in io.Reader, out io.Writer, question string) error {
@@ -95,8 +97,11 @@ func answered(ctx context.Context, in io.Reader, out io.Writer, question string)
 	}()
 	select {
 	case text := <-line:
-		if strings.EqualFold(strings.TrimSpace(text), "yes") {
+		switch {
+		case strings.EqualFold(strings.TrimSpace(text), "yes"):
 			return nil
+		case text == "": // the end: /dev/null looks like a terminal
+			return config.Invalid(errNobody)
 		}
 	case <-ctx.Done():
 		fmt.Fprintln(out)

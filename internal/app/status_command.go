@@ -11,7 +11,7 @@ import (
 type statusCommand struct{ deskOptions }
 
 func (statusCommand) Help() string {
-	return `Reads the database alone, so it answers with the relay up or down. BEHIND is WAL from the oldest delivery that waits, or else from what is finished, to the end; HOLDS is what of it the slot keeps for that debt. Events that a running relay has had for less than stall_after are in its memory: GET /progress at the ops address shows those.
+	return `Reads the database alone, so it answers with the relay up or down. FINISHED is the commit up to which a subscriber has everything, as it was last written; BEHIND is WAL from the oldest delivery that waits, or else from what is finished, to the end; HOLDS is what of it the slot keeps for that debt. Events that a running relay has had for less than stall_after are in its memory: GET /progress at the ops address shows those.
 
   walpost status
   walpost status --json | jq '.slot.retained_bytes'
@@ -73,7 +73,7 @@ func printSubscribers(w io.Writer, s ops.Status) {
 		fmt.Fprintln(w, "No subscriber is recorded: a relay records them when it starts to stream.")
 		return
 	}
-	rows := [][]string{{"SUBSCRIBER", "STATE", "WAITING", "OLDEST", "DEAD", "OLDEST", "BEHIND", "HOLDS"}}
+	rows := [][]string{{"SUBSCRIBER", "STATE", "WAITING", "OLDEST", "DEAD", "OLDEST", "FINISHED", "BEHIND", "HOLDS"}}
 	var waiting, dead int64
 	for _, sub := range s.Subscribers {
 		state, behind, holds := sub.State, size(float64(sub.LagBytes)), size(float64(sub.HoldingWALBytes))
@@ -84,7 +84,7 @@ func printSubscribers(w io.Writer, s ops.Status) {
 			plain(sub.Name, 64), state,
 			strconv.FormatInt(sub.Waiting.Deliveries, 10), age(s.At, sub.Waiting.Since),
 			strconv.FormatInt(sub.Dead.Deliveries, 10), age(s.At, sub.Dead.Since),
-			behind, holds,
+			sub.FinishedLSN, behind, holds,
 		})
 		waiting, dead = waiting+sub.Waiting.Deliveries, dead+sub.Dead.Deliveries
 	}

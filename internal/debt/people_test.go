@@ -87,6 +87,21 @@ func TestList_choosesByEveryField(t *testing.T) {
 	}
 }
 
+func TestFitting_countsWhatTheFilterChoosesAndWhatComesLaterDoesNot(t *testing.T) {
+	db := testdb.New(t)
+	store, events := open(t, db), fill(t, db, 4)
+	record(t, store, "a", events[:2]...)
+	dead(t, store, "a", "no", events[2])
+	dead(t, store, "b", "no", events[2])
+	counts, at, err := store.Fitting(t.Context(), debt.Filter{Subscriber: "a", Limit: 1})
+	if want := []debt.Count{{"a", "dead", 1}, {"a", "waiting", 2}}; err != nil || !slices.Equal(counts, want) {
+		t.Errorf("got %v, %v, want %v", counts, err, want)
+	}
+	record(t, store, "a", events[3])
+	want(t, "discarded", discard(t, store, debt.Filter{Subscriber: "a", Until: at}), 3)
+	want(t, "waiting", ids(waiting(t, store, "a")), "e4")
+}
+
 func TestListAndShow_tellWhatIsRecorded(t *testing.T) {
 	db := testdb.New(t)
 	store, events := open(t, db, lessons()), fill(t, db, 1)
@@ -270,6 +285,7 @@ func TestSubscribers_tellWhereTheyStand(t *testing.T) {
 	db := testdb.New(t)
 	store, events := open(t, db), fill(t, db, 3)
 	subscribe(db, "b", "a")
+	db.Exec(`UPDATE walpost.subscribers SET gone_at = '2024-01-01Z' WHERE name = 'b'`)
 	db.Exec(`INSERT INTO walpost.subscribers (slot, name) VALUES ('another', 'c')`)
 	record(t, store, "a", events[:2]...)
 	dead(t, store, "a", "no", events[2])
@@ -292,7 +308,7 @@ func TestSubscribers_tellWhereTheyStand(t *testing.T) {
 	})
 	b := got[1]
 	b.LastSeen = time.Time{}
-	want(t, "b", b, debt.SubscriberRow{Name: "b"})
+	want(t, "b", b, debt.SubscriberRow{Name: "b", Gone: time.Date(2024, 1, 1, 0, 0, 0, 0, time.UTC)})
 }
 
 func TestPauseAndResume_areAuditedWhenTheyChangeSomething(t *testing.T) {

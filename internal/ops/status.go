@@ -58,6 +58,8 @@ type Subscriber struct {
 	// Finished and Secured are up to where everything is finished, and finished or owed.
 	Finished string `json:"finished"`
 	Secured  string `json:"secured"`
+	// FinishedLSN is the commit LSN of Finished, as Postgres writes it.
+	FinishedLSN string `json:"finished_lsn"`
 	// LagBytes is the WAL from its oldest waiting delivery, or else from what is finished or confirmed, to the
 	// end. Whoever has left has none.
 	LagBytes int64 `json:"lag_bytes"`
@@ -112,7 +114,7 @@ func (d *Desk) Status(ctx context.Context) (Status, error) {
 func subscriberOf(row debt.SubscriberRow, slot *wal.Slot, epoch int32) Subscriber {
 	s := Subscriber{
 		Name: row.Name, State: Live, GoneAt: row.Gone, LastSeen: row.LastSeen,
-		Finished: row.Finished.String(), Secured: row.Secured.String(),
+		Finished: row.Finished.String(), Secured: row.Secured.String(), FinishedLSN: row.Finished.Commit.String(),
 		Waiting: Owed{row.Waiting.Number, row.Waiting.Since}, Dead: Owed{row.Dead.Number, row.Dead.Since},
 	}
 	switch {
