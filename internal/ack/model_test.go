@@ -17,7 +17,7 @@ type model struct {
 	inside       bool                // the last transaction has not committed
 	confirmed    event.LSN
 	lsn          event.LSN // the stream has come so far
-	paid         bool      // some debt reaches less far back than at the last take
+	ended        bool      // some debt reaches less far back than at the last take
 }
 
 type modelTransaction struct {
@@ -128,7 +128,7 @@ func (m *model) pay(tracker tracked, random *rand.Rand) {
 		}
 	}
 	after := m.owesSince(s)
-	m.paid = m.paid || before != nil && (after == nil || *after != *before)
+	m.ended = m.ended || before != nil && (after == nil || *after != *before)
 	tracker.Owes(s, after)
 }
 
@@ -142,6 +142,7 @@ func (m *model) owesSince(s int) *event.Position {
 }
 
 func (m *model) close(e *modelEntry, s int) *ack.Delivery {
+	m.ended = true // a delivery ends
 	d := e.open[s]
 	delete(e.open, s)
 	if len(e.open) == 0 {
@@ -204,10 +205,10 @@ func (m *model) take(got ack.Settled) error {
 			return fmt.Errorf("take: event %q with %d attempts, owed %v, want %d and %v", e.Event.ID, e.Attempts, e.Owed, e.attempts, e.owed)
 		}
 	}
-	if got.Ended != (n > 0 || m.paid) || len(got.Entries) != n {
+	if got.Ended != (n > 0 || m.ended) || len(got.Entries) != n {
 		return fmt.Errorf("take: %d entries, ended %v, want %d", len(got.Entries), got.Ended, n)
 	}
-	m.paid = false
+	m.ended = false
 	return nil
 }
 

@@ -93,6 +93,7 @@ func (d *Delivery) Subscriber() int { return d.subscriber }
 type sub struct {
 	oldest, newest *Delivery
 	open           int
+	bytes          int64           // of the open ones
 	owed           *event.Position // oldest waiting delivery, nil without debt
 	unknown        bool            // nobody has looked yet whether there is debt
 }
@@ -209,6 +210,7 @@ func (t *Tracker) end(d *Delivery, owed bool, attempts int) {
 	e.Attempts += attempts
 	e.Owed = e.Owed || owed
 	e.open--
+	t.ended = true
 	switch {
 	case e.open == 0:
 		delete(t.owing, e.Event.Position)
@@ -216,6 +218,7 @@ func (t *Tracker) end(d *Delivery, owed bool, attempts int) {
 	case e.Owed:
 		t.owing[e.Event.Position] = e
 	}
+	signal(t.moved)
 }
 
 // AwaitOwes lets nothing be confirmed for being finished until Owes has told a subscriber's debt.
@@ -258,15 +261,27 @@ func (t *Tracker) StillOpen(position event.Position) bool {
 func (t *Tracker) Pressed(subscriber int) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.hasRoom() || t.subs[subscriber].open < t.limit.Events/4 {
+	mine := &t.subs[subscriber]
+	if t.hasRoom() || !t.crowds(mine) {
 		return false
 	}
 	for i := range t.subs {
-		if i != subscriber && t.subs[i].open <= t.subs[subscriber].open/2 {
+		if i != subscriber && t.subs[i].open <= mine.open/2 {
 			return true
 		}
 	}
 	return false
+}
+
+// Crowds reports whether a quarter of the window, in events or in bytes, is one subscriber's.
+func (t *Tracker) Crowds(subscriber int) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.crowds(&t.subs[subscriber])
+}
+
+func (t *Tracker) crowds(s *sub) bool {
+	return s.open > 0 && (s.open >= t.limit.Events/4 || s.bytes >= t.limit.Bytes/4)
 }
 
 // Secured is the position up to which everything a subscriber wants is finished or owed.
@@ -467,6 +482,7 @@ func (s *sub) push(d *Delivery) {
 	}
 	s.newest = d
 	s.open++
+	s.bytes += int64(d.Event.Size())
 }
 
 func (s *sub) remove(d *Delivery) {
@@ -482,6 +498,7 @@ func (s *sub) remove(d *Delivery) {
 	}
 	d.older, d.newer = nil, nil
 	s.open--
+	s.bytes -= int64(d.Event.Size())
 }
 
 func signal(c chan struct{}) {

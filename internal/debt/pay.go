@@ -42,14 +42,21 @@ func (s *Store) Paid(ctx context.Context, subscriber string, paid []lane.Paid, s
 		batch.Queue(`
 			DELETE FROM walpost.owed WHERE slot = $1 AND subscriber = $2 AND state = 'paid' AND NOT mark
 			AND (epoch, commit_lsn, ordinal) <= ($3::int, $4::text::pg_lsn, $5::bigint)`, position...)
-		batch.Queue(`
-			UPDATE walpost.subscribers SET secured_epoch = $3, secured_commit = $4::text::pg_lsn, secured_ordinal = $5, updated_at = now()
-			WHERE slot = $1 AND name = $2
-			AND (secured_epoch, secured_commit, secured_ordinal) < ($3::int, $4::text::pg_lsn, $5::bigint)`, position...)
 		if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
 			return fmt.Errorf("record %d deliveries to %q as paid: %w", len(paid), subscriber, err)
 		}
-		return s.mark(ctx, tx, marks)
+		if err := s.mark(ctx, tx, marks); err != nil {
+			return err
+		}
+		// After the marks, as the relay does when it records what is finished: the same order of locks.
+		_, err := tx.Exec(ctx, `
+			UPDATE walpost.subscribers SET secured_epoch = $3, secured_commit = $4::text::pg_lsn, secured_ordinal = $5, updated_at = now()
+			WHERE slot = $1 AND name = $2
+			AND (secured_epoch, secured_commit, secured_ordinal) < ($3::int, $4::text::pg_lsn, $5::bigint)`, position...)
+		if err != nil {
+			return fmt.Errorf("raise the position of %q: %w", subscriber, err)
+		}
+		return nil
 	})
 }
 

@@ -233,7 +233,9 @@ func (d *Dispatcher) logicalMessage(m *pgoutput.LogicalMessage) error {
 	}
 	for _, source := range d.messages {
 		if source.Messages == string(m.Prefix) {
-			d.take(source.Name, source.EventFromMessage(m.Content), position)
+			ev := source.EventFromMessage(m.Content)
+			ev.Limit(d.maxEvent)
+			d.take(source.Name, ev, position)
 			return nil
 		}
 	}

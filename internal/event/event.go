@@ -5,6 +5,7 @@ package event
 
 import (
 	"encoding/json"
+	"fmt"
 	"time"
 )
 
@@ -44,6 +45,15 @@ func (e *Event) Size() int {
 	return len(e.Payload) + len(e.Headers) + len(e.ID) + len(e.Type) + len(e.Key) +
 		len(e.Version) + len(e.AggregateType) + len(e.AggregateID) + len(e.Topic) + len(e.Revision) +
 		len(e.OccurredAt) + len(e.Row)
+}
+
+// Limit makes an event of more than size bytes an invalid one that says so and keeps nothing of its
+// payload: it becomes a dead letter that points to its row. Call it before the event is shared.
+func (e *Event) Limit(size int) {
+	if got := e.Size(); got > size {
+		e.Payload, e.Headers = nil, nil
+		e.Invalid = fmt.Sprintf("the event has %d bytes, max_event is %d; its payload was not kept and stands in its row", got, size)
+	}
 }
 
 // CorrelationID returns the header "correlation_id", or "" if there is none. It parses the headers

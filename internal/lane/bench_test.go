@@ -35,7 +35,7 @@ func BenchmarkLane(b *testing.B) {
 			done := counter{ack.New(ack.Window{}, 1, 0), make(chan struct{}, window)}
 			o := settings()
 			o.Batch = test.batch
-			l := newLane(instant{}, o, done, newDebt(nil))
+			l := newLane(instant{}, o, done, newDebt(nil), func() bool { return false })
 			ctx, cancel := context.WithCancel(b.Context())
 			ended := make(chan error)
 			go func() { ended <- l.Run(ctx, time.Minute) }()

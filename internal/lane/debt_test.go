@@ -3,6 +3,7 @@ package lane_test
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"sync"
 
@@ -16,6 +17,7 @@ type debt struct {
 
 	mu      sync.Mutex
 	rows    map[string]*row // by event id; guarded by mu
+	order   []*row          // the same by position; nil when not known; guarded by mu
 	letters []lane.Owed     // every dead letter in the order in which it was recorded; guarded by mu
 	refused int             // dead letters; guarded by mu
 	refuse  bool            // the database refuses dead letters; guarded by mu
@@ -59,12 +61,10 @@ func (d *debt) waiting() []string {
 
 // inOrder returns the rows in the order of their positions; mu is held.
 func (d *debt) inOrder() []*row {
-	var rows []*row
-	for _, r := range d.rows {
-		rows = append(rows, r)
+	if d.order == nil {
+		d.order = slices.SortedFunc(maps.Values(d.rows), func(a, b *row) int { return a.Event.Position.Compare(b.Event.Position) })
 	}
-	slices.SortFunc(rows, func(a, b *row) int { return a.Event.Position.Compare(b.Event.Position) })
-	return rows
+	return d.order
 }
 
 func (d *debt) Load(_ context.Context, _ string, secured event.Position, maxKeys int) (lane.Debt, error) {
@@ -88,7 +88,7 @@ func (d *debt) Record(_ context.Context, _ string, owed []lane.Owed) error {
 	defer d.mu.Unlock()
 	for _, o := range owed {
 		if d.rows[o.Event.ID] == nil {
-			d.rows[o.Event.ID] = &row{o, lane.StateWaiting}
+			d.rows[o.Event.ID], d.order = &row{o, lane.StateWaiting}, nil
 		}
 	}
 	return nil
@@ -102,7 +102,7 @@ func (d *debt) Dead(_ context.Context, _ string, letter lane.Owed) error {
 		return errRefused
 	}
 	before := d.rows[letter.Event.ID]
-	d.rows[letter.Event.ID] = &row{letter, lane.StateDead}
+	d.rows[letter.Event.ID], d.order = &row{letter, lane.StateDead}, nil
 	d.letters = append(d.letters, letter)
 	if before != nil && before.state == lane.StateWaiting {
 		d.rig.note(end{id: letter.Event.ID, dead: true, attempts: letter.Attempts})
@@ -150,6 +150,7 @@ func (d *debt) Paid(_ context.Context, _ string, paid []lane.Paid, secured event
 	for id, r := range d.rows {
 		if r.state == lane.StatePaid && r.Event.Position.Compare(secured) <= 0 {
 			delete(d.rows, id)
+			d.order = nil
 		}
 	}
 	return nil

@@ -26,6 +26,8 @@ const (
 	passInterval = time.Second
 	// maxKeys is with how many keys in debt the subscriber counts as being in debt as a whole.
 	maxKeys = 1000
+	// roundLimit bounds a round: a network that swallows everything must be noticed before TCP gives up.
+	roundLimit = time.Minute
 	// closeTimeout bounds the last writes of a stop.
 	closeTimeout = 5 * time.Second
 )
@@ -110,7 +112,9 @@ func (d *desk) run(ctx context.Context) {
 		case <-d.l.desk:
 		case <-timer.C:
 		}
-		err := d.round(ctx)
+		limited, cancel := context.WithTimeout(ctx, roundLimit)
+		err := d.round(limited)
+		cancel()
 		if ctx.Err() != nil {
 			return
 		}
@@ -135,7 +139,7 @@ func (d *desk) busy() bool {
 	l := d.l
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return d.waiting || l.scope.all || l.scope.checking || len(l.scope.held) > 0 || len(l.resting) > 0 || l.overdue > 0
+	return d.waiting || l.scope.all || l.scope.checking || l.held > 0
 }
 
 // round does what is to be done, in the only right order: record before reading, remove before reading
@@ -272,10 +276,10 @@ func (d *desk) due(now time.Time) []*item {
 	switch {
 	case s.urgent:
 	case s.all, s.paused:
-		if len(s.held) < min(recordBatch/10, l.options.Share) && age < debtTick {
+		if len(s.held) < recordBatch/10 && age < debtTick && !l.stream.Crowds() {
 			return nil
 		}
-	case len(s.held) < max(1, l.options.Share/2) && age < l.options.StallAfter:
+	case !l.stream.Crowds() && age < l.options.StallAfter:
 		return nil
 	}
 	return s.held[:min(len(s.held), recordBatch)]

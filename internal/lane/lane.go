@@ -44,9 +44,6 @@ type Options struct {
 	MaxAttempts int
 	// StallAfter is how long a key may stand still before it falls into debt.
 	StallAfter time.Duration
-	// Share is the number of open events at which the lane holds so much of the window that what stands
-	// still falls into debt at once.
-	Share int
 	// BlockKey keeps the later events of a key behind a dead one until a person has dealt with it.
 	BlockKey bool
 }
@@ -71,6 +68,9 @@ type Stream struct {
 	Refuse func(ev *event.Event) error
 	// Secured is the position from which the stream goes on for this subscriber.
 	Secured event.Position
+	// Crowds reports whether the lane holds so much of the window that what stands still falls into debt
+	// at once.
+	Crowds func() bool
 	// Pressed reports whether the window is full and mainly this lane's, so that the others wait for it.
 	Pressed func() bool
 }
@@ -165,9 +165,6 @@ func (l *Lane) Offer(d *ack.Delivery) {
 	}
 	l.queue(it)
 	l.pump()
-	if l.held >= l.options.Share {
-		signal(l.desk)
-	}
 }
 
 // newItem makes an item; that of an event that cannot be handed over is dead already.

@@ -249,11 +249,13 @@ func live(t *testing.T, ordering lane.Ordering, seed uint64) {
 	o.Ordering, o.MaxAttempts, o.Timeout = ordering, 0, 10*time.Second
 	o.Concurrency = 1 + random.IntN(10)
 	o.Batch = 1 + random.IntN(3)*random.IntN(30)
+	share := 0
 	if random.IntN(2) == 0 { // some lives know debt
 		o.StallAfter = time.Duration(1+random.IntN(20)) * time.Second
-		o.Share = 1 + random.IntN(100)
+		share = 1 + random.IntN(100)
 	}
 	r := newRig(t, sub, o)
+	r.share = share
 	sub.done = r.hasEnded
 	dead := make(map[string]bool)
 	for id, p := range sub.plans {

@@ -24,7 +24,7 @@ func settings() lane.Options {
 	return lane.Options{
 		Ordering: lane.ByKey, Concurrency: 8, Batch: 1, Timeout: 10 * time.Second,
 		Backoff:     lane.Backoff{Initial: 200 * time.Millisecond, Max: 30 * time.Second},
-		MaxAttempts: 12, StallAfter: never, Share: 1 << 30,
+		MaxAttempts: 12, StallAfter: never,
 	}
 }
 
@@ -38,6 +38,7 @@ type rig struct {
 	*lane.Lane
 	t       *testing.T
 	tracker *ack.Tracker
+	share   int // of open events that crowds the window, 0 for none
 	debt    *debt
 	cancel  context.CancelFunc
 	ended   chan error // gets the result of Run
@@ -73,16 +74,20 @@ func newRig(t *testing.T, sub subscriber.Subscriber, options lane.Options) *rig 
 		changed: make(chan struct{}),
 	}
 	r.debt = newDebt(r)
-	r.Lane = newLane(sub, options, acks{r.tracker, r}, r.debt)
+	r.Lane = newLane(sub, options, acks{r.tracker, r}, r.debt, func() bool {
+		open, _ := r.tracker.OpenOf(0)
+		return r.share > 0 && open >= r.share
+	})
 	return r
 }
 
 // newLane makes a lane in a stream that has no trouble of its own.
-func newLane(sub subscriber.Subscriber, options lane.Options, acks lane.Acks, ower lane.Ower) *lane.Lane {
+func newLane(sub subscriber.Subscriber, options lane.Options, acks lane.Acks, ower lane.Ower, crowds func() bool) *lane.Lane {
 	stream := lane.Stream{
 		Term:     func() int64 { return term },
 		CaughtUp: func() bool { return true },
 		Pressed:  func() bool { return false },
+		Crowds:   crowds,
 		Refuse:   func(*event.Event) error { return nil },
 	}
 	metrics := lane.NewVectors(prometheus.NewRegistry()).For(sub.Name())

@@ -88,7 +88,7 @@ func (l *Lane) assess(now time.Time) {
 	if s.all || s.paused || l.held == 0 {
 		return
 	}
-	crowded := l.held >= l.options.Share
+	crowded := l.stream.Crowds()
 	switch {
 	case l.breaker.open && (crowded || now.Sub(l.breaker.since) >= l.options.StallAfter):
 		l.enterAll("it is away")

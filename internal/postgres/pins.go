@@ -23,6 +23,9 @@ var pins = []pin{
 	{"client_encoding", "UTF8"},
 }
 
+// idle_in_transaction_session_timeout ends what a process that froze, or a host that vanished, has left
+// open: it may hold the leadership.
+//
 // setPins is SET LOCAL and not a startup option, because poolers refuse startup options and share
 // sessions between clients.
 //
@@ -30,7 +33,8 @@ var pins = []pin{
 // Policies"); synchronous_commit=on makes "durably owed" mean flushed, whatever the role's default.
 var setPins = func() string {
 	var sql strings.Builder
-	for _, p := range append(pins[:len(pins):len(pins)], pin{"row_security", "off"}, pin{"synchronous_commit", "on"}) {
+	for _, p := range append(pins[:len(pins):len(pins)], pin{"row_security", "off"}, pin{"synchronous_commit", "on"},
+		pin{"idle_in_transaction_session_timeout", "10s"}) {
 		sql.WriteString("; SET LOCAL " + p.name + " = '" + p.value + "'")
 	}
 	return sql.String()

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"sync"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -23,9 +22,19 @@ type suspect struct {
 	Subscriber string `json:"subscriber"`
 	Source     string `json:"source"`
 	EventID    string `json:"event_id"`
+	// Times is how many processes ended with it in hand, as far as is known.
+	Times int `json:"times"`
 }
 
+// suspectLimit is how often a process must have ended with the same event in hand for that to be its
+// doing, and no chance.
+const suspectLimit = 2
+
 func (s *suspect) is(subscriber string, ev *event.Event) bool {
+	return s != nil && s.Times >= suspectLimit && s.same(subscriber, ev)
+}
+
+func (s *suspect) same(subscriber string, ev *event.Event) bool {
 	return s != nil && s.Subscriber == subscriber && s.Source == ev.Source && s.EventID == ev.ID
 }
 
@@ -54,9 +63,28 @@ func (r *Relay) countStart(ctx context.Context) (unclean int, found *suspect, er
 // guard lets one event at a time through and writes down which one, so that the event that ends the
 // process is known afterwards.
 type guard struct {
-	pool *pgxpool.Pool
-	slot string
-	mu   sync.Mutex // held while an event is in hand
+	pool  *pgxpool.Pool
+	slot  string
+	found *suspect      // at the start
+	free  chan struct{} // has a token while no event is in hand
+}
+
+func newGuard(pool *pgxpool.Pool, slot string, found *suspect) *guard {
+	g := &guard{pool: pool, slot: slot, found: found, free: make(chan struct{}, 1)}
+	g.free <- struct{}{}
+	return g
+}
+
+// write notes what is in hand; nil is nothing.
+func (g *guard) write(ctx context.Context, s *suspect) error {
+	text, err := json.Marshal(s)
+	if err == nil {
+		_, err = g.pool.Exec(ctx, `UPDATE walpost.slots SET suspect = nullif($2::jsonb, 'null') WHERE slot = $1`, g.slot, string(text))
+	}
+	if err != nil {
+		return fmt.Errorf("write down the event in hand: %w", err)
+	}
+	return nil
 }
 
 // carefully makes a subscriber go through the guard. It takes no batches then.
@@ -65,18 +93,25 @@ type carefully struct {
 	guard *guard
 }
 
-// Handle writes the event down, then hands it over.
+// Handle writes the event down, hands it over, and writes down that it came back.
 func (c carefully) Handle(ctx context.Context, d subscriber.Delivery) error {
-	c.guard.mu.Lock()
-	defer c.guard.mu.Unlock()
-	text, err := json.Marshal(suspect{c.Name(), d.Source, d.ID})
-	if err != nil {
-		return fmt.Errorf("write down the event in hand: %w", err)
+	select {
+	case <-c.guard.free:
+	case <-ctx.Done():
+		return fmt.Errorf("wait for the event in hand: %w", context.Cause(ctx))
 	}
-	if _, err := c.guard.pool.Exec(ctx, `UPDATE walpost.slots SET suspect = $2 WHERE slot = $1`, c.guard.slot, text); err != nil {
-		return fmt.Errorf("write down the event in hand: %w", err)
+	defer func() { c.guard.free <- struct{}{} }()
+	inHand := &suspect{Subscriber: c.Name(), Source: d.Source, EventID: d.ID, Times: 1}
+	if c.guard.found.same(c.Name(), d.Event) {
+		inHand.Times = c.guard.found.Times + 1
 	}
-	return c.Subscriber.Handle(ctx, d)
+	if err := c.guard.write(ctx, inHand); err != nil {
+		return err
+	}
+	err := c.Subscriber.Handle(ctx, d)
+	clear, cancel := context.WithTimeout(context.WithoutCancel(ctx), statementLimit)
+	defer cancel()
+	return errors.Join(err, c.guard.write(clear, nil))
 }
 
 // endClean notes that the process ended as it was told to.

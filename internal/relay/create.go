@@ -99,6 +99,10 @@ func (r *Relay) recordWaitingRows(ctx context.Context, s *session, created wal.C
 	position := event.Position{Epoch: s.epoch, Commit: created.ConsistentPoint - 1}
 	var rows int64
 	err := postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) error {
+		// It writes only now and then, while the other transaction reads.
+		if _, err := tx.Exec(ctx, `SET LOCAL idle_in_transaction_session_timeout = 0`); err != nil {
+			return err
+		}
 		debts := newWaitingRows(r, tx)
 		err := postgres.InSnapshot(ctx, r.Pool, created.Snapshot, func(snapshot pgx.Tx) error {
 			for _, table := range s.tables {
@@ -113,6 +117,7 @@ func (r *Relay) recordWaitingRows(ctx context.Context, s *session, created wal.C
 					}
 					position.Ordinal++
 					rows++
+					ev.Limit(r.MaxEvent)
 					return debts.add(ctx, ev)
 				})
 				if err != nil {

@@ -110,7 +110,13 @@ func (r *Relay) standsStill(tracker *ack.Tracker) (time.Duration, int) {
 	if open == 0 || last.at.IsZero() || now.delivered != last.delivered || now.confirmed != last.confirmed {
 		r.moved = now
 	}
-	return now.at.Sub(r.moved.at), open
+	still := now.at.Sub(r.moved.at)
+	for i := range r.Subscriptions {
+		if _, oldest := tracker.OpenOf(i); oldest != nil {
+			return min(still, now.at.Sub(oldest.CommittedAt)), open
+		}
+	}
+	return still, open
 }
 
 // Progress is a snapshot of where the relay stands.

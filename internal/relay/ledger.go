@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -14,6 +15,10 @@ import (
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/postgres"
 )
+
+// statementLimit bounds what is asked of Postgres at once: a network that swallows everything must be
+// noticed before TCP gives up.
+const statementLimit = 30 * time.Second
 
 // tableLedger writes to walpost.slots, walpost.subscribers and the outbox tables.
 type tableLedger struct {
@@ -52,6 +57,8 @@ func (e errNotVisible) Error() string {
 }
 
 func (l *tableLedger) write(ctx context.Context, marks map[string][]pendingMark, confirm event.LSN, at *positions) (elsewhere int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, statementLimit)
+	defer cancel()
 	tables := l.current()
 	err = postgres.InTx(ctx, l.pool, func(tx pgx.Tx) error {
 		elsewhere = 0

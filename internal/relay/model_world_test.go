@@ -300,10 +300,11 @@ func startProcess(server *modelServer, subs []*modelSubscriber, budget int64, pl
 		l := lane.New(i, modelOutlet{sub, p}, lane.Options{
 			Ordering: sub.ordering, Concurrency: 3, Batch: 4, Timeout: 10 * time.Second,
 			Backoff:    lane.Backoff{Initial: 200 * time.Millisecond, Max: 5 * time.Second},
-			StallAfter: 20 * time.Second, Share: 15,
+			StallAfter: 20 * time.Second,
 		}, p.tracker, mortal{server.debt, p, plant}, lane.Stream{
 			Term:     func() int64 { return 1 },
 			CaughtUp: func() bool { return at() >= horizon },
+			Crowds:   func() bool { return p.tracker.Crowds(i) },
 			Pressed:  func() bool { return p.tracker.Pressed(i) },
 			Refuse:   func(*event.Event) error { return nil },
 			Secured:  after[sub.name],

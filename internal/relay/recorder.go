@@ -41,6 +41,7 @@ type recorder struct {
 
 	recorded    event.LSN // owned by run
 	positionsAt time.Time // when positions were last written; owned by run
+	dirty       bool      // a delivery ended since then; owned by run
 	elsewhere   sync.Once // said that somebody else marks rows
 
 	mu  sync.Mutex
@@ -72,8 +73,13 @@ func (r *recorder) run(ctx context.Context) {
 	})
 	defer stop()
 	for {
+		var due <-chan time.Time
+		if r.dirty {
+			due = time.After(positionsInterval)
+		}
 		select {
 		case <-r.tracker.Moved():
+		case <-due:
 		case <-ctx.Done():
 			r.record(writing, true)
 			return
@@ -88,7 +94,12 @@ func (r *recorder) run(ctx context.Context) {
 func (r *recorder) record(ctx context.Context, last bool) {
 	settled := r.tracker.Take()
 	confirm := r.within(settled)
-	if worth := r.recorded + quietBytes; !settled.Ended && !last && confirm < worth {
+	r.dirty = r.dirty || settled.Ended
+	switch {
+	case last, len(settled.Entries) > 0:
+	case confirm > r.recorded && r.dirty, confirm >= r.recorded+quietBytes:
+	case r.dirty && time.Since(r.positionsAt) >= positionsInterval: // one subscriber holds the others' back
+	default:
 		return
 	}
 	marks := marksOf(settled.Entries)
@@ -105,7 +116,7 @@ func (r *recorder) record(ctx context.Context, last bool) {
 		r.mu.Unlock()
 		if err == nil {
 			if at != nil {
-				r.positionsAt = time.Now()
+				r.positionsAt, r.dirty = time.Now(), false
 			}
 			r.recorded = confirm
 			r.tracker.Recorded(settled, confirm)

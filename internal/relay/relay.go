@@ -163,14 +163,13 @@ func (r *Relay) build(s *session, careful bool, found *suspect) *parts {
 	if careful {
 		r.Log.Warn("the process ended several times without progress; handing over one event at a time until the next start", "suspect", found)
 	}
-	guard := &guard{pool: r.Pool, slot: r.Slot}
+	guard := newGuard(r.Pool, r.Slot, found)
 	tracker := ack.New(r.Window, len(r.Subscriptions), s.confirmed)
 	p := &parts{tracker: tracker, drained: make(chan struct{})}
 	routes := make([]dispatch.Route, len(r.Subscriptions))
 	for i, sub := range r.Subscriptions {
 		tracker.AwaitOwes(i) // until the lane has looked, anything may be owed
 		options := sub.Lane
-		options.Share = max(1, r.Window.Events/4)
 		target := sub.Subscriber
 		if careful {
 			target = carefully{target, guard}
@@ -179,6 +178,7 @@ func (r *Relay) build(s *session, careful bool, found *suspect) *parts {
 		l := lane.New(i, target, options, tracker, r.owed, lane.Stream{
 			Term:     r.fence.Term,
 			CaughtUp: func() bool { return r.wal.Received() >= s.horizon },
+			Crowds:   func() bool { return tracker.Crowds(i) },
 			Pressed:  func() bool { return tracker.Pressed(i) },
 			Secured:  s.after[i],
 			Refuse: func(ev *event.Event) error {

@@ -129,6 +129,9 @@ func (r *Relay) open(ctx context.Context) (_ *session, err error) {
 	if err != nil {
 		return nil, err
 	}
+	if r.built() && record != nil && record.confirmed < r.tracker.Confirmed() {
+		return nil, r.resetAdvice(fmt.Sprintf("the database has gone back: it knows %v as confirmed of slot %q, we had recorded %v", record.confirmed, r.Slot, r.tracker.Confirmed()))
+	}
 	if s.horizon, err = wal.End(ctx, r.Pool); err != nil {
 		return nil, err
 	}

@@ -110,6 +110,7 @@ type stream struct {
 	probed     time.Time // when the server was last asked by SQL, or heard
 	deadline   time.Time // of the socket
 	asked      bool      // the server wants a status
+	lastPlea   time.Time // when the server last asked
 	pleas      int       // requests for a status that came right after one
 }
 
@@ -207,8 +208,11 @@ func (s *stream) takeCopyData(data []byte, now time.Time) error {
 		s.asked = true
 		// A server that runs asks only after half a wal_sender_timeout without a status. One that asks
 		// right after it was told twice is stopping and waits for us to confirm all WAL, which we cannot.
-		if now.Sub(s.lastStatus) > time.Second {
+		if now.Sub(s.lastStatus) > time.Second || now.Sub(s.lastPlea) > time.Minute {
 			s.pleas = 0
+		}
+		s.lastPlea = now
+		if now.Sub(s.lastStatus) > time.Second {
 			return nil
 		}
 		if s.pleas++; s.pleas >= 2 {
