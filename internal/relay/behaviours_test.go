@@ -42,9 +42,12 @@ func newChanging(name string, first handler) *changing {
 	c := &changing{}
 	c.behave(first)
 	c.kept = keeping(func(ctx context.Context, d subscriber.Delivery) error { return (*c.handle.Load())(ctx, d) })
-	c.Named(name)
+	c.kept.Named(name)
 	return c
 }
+
+// Named hides what gives a lone fake another name: this one keeps its own, whoever is beside it.
+func (c *changing) Named() {}
 
 func (c *changing) behave(h handler) { c.handle.Store(&h) }
 
