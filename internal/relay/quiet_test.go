@@ -71,7 +71,10 @@ func TestRelay_confirmsOnTheWayWhileAnotherDatabaseIsBusy(t *testing.T) {
 	if got := behind(db); got > quiet+2<<20 {
 		t.Errorf("%d bytes are read again after a kill, want at most the %d that an idle relay does not record", got, quiet)
 	}
-	r = streaming(t, options(t, db, subscribertest.Recording()))
+	again := subscribertest.Recording()
+	r = streaming(t, options(t, db, again))
+	insert(db, "e", "a")
+	again.AwaitDelivered(t, 1) // what is owed is known by then
 	junk(other, 2)
 	end := lsn(t, db.Text(`SELECT pg_current_wal_insert_lsn()::text`))
 	eventually(t, "a keepalive", func() bool { return r.Progress().Received >= end })
