@@ -27,7 +27,7 @@ type session struct {
 	tables      []*outbox.Table
 	budget      int64            // bytes of WAL that debt may hold
 	created     bool             // this session made the slot
-	horizon     event.LSN        // end of the WAL when the session was opened
+	horizon     event.LSN        // end of the WAL when we took the lead
 	after       []event.Position // by subscriber: what it needs begins after it
 }
 
@@ -85,14 +85,17 @@ func final(err error) error {
 // is found, and what is done)
 func (r *Relay) open(ctx context.Context) (_ *session, err error) {
 	s := &session{}
-	if err := migrations.Check(ctx, r.Pool, migrations.Walpost); err != nil {
+	// Only the making of a slot may take long.
+	checks, cancel := context.WithTimeout(ctx, statementLimit)
+	defer cancel()
+	if err := migrations.Check(checks, r.Pool, migrations.Walpost); err != nil {
 		return nil, err
 	}
-	slot, err := wal.FindSlot(ctx, r.Pool, r.Slot)
+	slot, err := wal.FindSlot(checks, r.Pool, r.Slot)
 	if err != nil {
 		return nil, err
 	}
-	if err := wal.Preflight(ctx, r.Pool, slot != nil); err != nil {
+	if err := wal.Preflight(checks, r.Pool, slot != nil); err != nil {
 		return nil, err
 	}
 	if slot != nil {
@@ -105,16 +108,16 @@ func (r *Relay) open(ctx context.Context) (_ *session, err error) {
 			return nil, fmt.Errorf("%w: pid %d", wal.ErrSlotInUse, slot.ActivePID)
 		}
 	}
-	if s.tables, err = r.inspect(ctx); err != nil {
+	if s.tables, err = r.inspect(checks); err != nil {
 		return nil, err
 	}
-	if err := wal.EnsurePublication(ctx, r.Pool, r.Publication, tableNames(s.tables), slot != nil); err != nil {
+	if err := wal.EnsurePublication(checks, r.Pool, r.Publication, tableNames(s.tables), slot != nil); err != nil {
 		return nil, err
 	}
-	if s.fingerprint, err = outbox.Fingerprint(ctx, r.Pool, r.Publication, r.Sources); err != nil {
+	if s.fingerprint, err = outbox.Fingerprint(checks, r.Pool, r.Publication, r.Sources); err != nil {
 		return nil, err
 	}
-	if s.conn, err = wal.Connect(ctx, r.ReplicationURL, "walpost/"+r.Slot); err != nil {
+	if s.conn, err = wal.Connect(checks, r.ReplicationURL, "walpost/"+r.Slot); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -122,21 +125,18 @@ func (r *Relay) open(ctx context.Context) (_ *session, err error) {
 			s.conn.Close()
 		}
 	}()
-	if s.system, err = s.conn.Identify(ctx); err != nil {
+	if s.system, err = s.conn.Identify(checks); err != nil {
 		return nil, err
 	}
-	record, err := loadRecord(ctx, r.Pool, r.Slot)
+	record, err := loadRecord(checks, r.Pool, r.Slot)
 	if err != nil {
 		return nil, err
 	}
 	if r.built() && record != nil && record.confirmed < r.tracker.Confirmed() {
 		return nil, r.resetAdvice(fmt.Sprintf("the database has gone back: it knows %v as confirmed of slot %q, we had recorded %v", record.confirmed, r.Slot, r.tracker.Confirmed()))
 	}
-	if s.horizon, err = wal.End(ctx, r.Pool); err != nil {
-		return nil, err
-	}
 	if s.budget = r.WALBudget; s.budget == Auto {
-		if s.budget, err = wal.DefaultBudget(ctx, r.Pool); err != nil {
+		if s.budget, err = wal.DefaultBudget(checks, r.Pool); err != nil {
 			return nil, err
 		}
 	}
@@ -144,21 +144,26 @@ func (r *Relay) open(ctx context.Context) (_ *session, err error) {
 	if err := r.findOrCreateSlot(ctx, s, slot, record); err != nil {
 		return nil, err
 	}
-	if err := s.conn.Start(ctx, r.Slot, r.Publication); err != nil {
+	taking, cancel := context.WithTimeout(ctx, statementLimit)
+	defer cancel()
+	if err := s.conn.Start(taking, r.Slot, r.Publication); err != nil {
 		return nil, err
 	}
 	if r.built() {
-		return s, r.fence.Check(ctx, r.Pool)
+		return s, r.fence.Check(taking, r.Pool)
 	}
 	// Only now, with the slot in hand, is what the subscribers have and owe ours to read: nothing that an
 	// earlier process has left on the server can change it any more.
-	if err := r.fence.Lead(ctx, r.Pool, r.holder()); err != nil {
+	if err := r.fence.Lead(taking, r.Pool, r.holder()); err != nil {
+		return nil, err
+	}
+	if s.horizon, err = wal.End(taking, r.Pool); err != nil {
 		return nil, err
 	}
 	if s.created {
 		return s, nil
 	}
-	return s, r.startPositions(ctx, s)
+	return s, r.startPositions(taking, s)
 }
 
 // holder names this process.

@@ -22,11 +22,13 @@ func (r *Relay) watch(ctx context.Context, s *session, stop context.CancelCauseF
 	ticker := time.NewTicker(watchInterval)
 	defer ticker.Stop()
 	for {
-		r.observe(ctx)
-		err := r.publicationChanged(ctx, s.fingerprint)
-		if lead := r.fence.Check(ctx, r.Pool); errors.Is(lead, debt.ErrFenced) {
+		limited, cancel := context.WithTimeout(ctx, statementLimit)
+		r.observe(limited)
+		err := r.publicationChanged(limited, s.fingerprint)
+		if lead := r.fence.Check(limited, r.Pool); errors.Is(lead, debt.ErrFenced) {
 			err = lead
 		}
+		cancel()
 		if err != nil {
 			stop(err)
 			return
