@@ -34,6 +34,9 @@ import (
 // These tests wait for servers and timers far more than they work, so more of them run at once than there
 // are processors.
 func TestMain(m *testing.M) {
+	if dsn := os.Getenv(victimDSN); dsn != "" {
+		victim(dsn)
+	}
 	flag.Parse()
 	if err := flag.Set("test.parallel", strconv.Itoa(max(6, runtime.GOMAXPROCS(0)))); err != nil {
 		panic(err)

@@ -158,7 +158,7 @@ func TestRelay_owesNothingToASubscriberThatWasForgotten(t *testing.T) {
 func TestRelay_goesOnInsideALargeTransactionAfterAStop(t *testing.T) {
 	t.Parallel()
 	db := testdb.New(t)
-	const events = 2000
+	const events = 600
 	var well []*tally
 	var gone *changing
 	subs := func(behaviour handler) []subscriber.Subscriber {
@@ -171,7 +171,7 @@ func TestRelay_goesOnInsideALargeTransactionAfterAStop(t *testing.T) {
 	r := streaming(t, o)
 	insertMany(db, "e", events)
 	for stops := range 3 {
-		eventually(t, "some are taken", func() bool { return well[stops].count() >= 100 })
+		eventually(t, "some are taken", func() bool { return well[stops].count() >= 60 })
 		r.shutDown()
 		o = owing(options(t, db, subs(away)...))
 		o.Window.Events = 50

@@ -1,0 +1,151 @@
+package relay_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"os/signal"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/backendstart/walpost/internal/ack"
+	"github.com/backendstart/walpost/internal/lane"
+	"github.com/backendstart/walpost/internal/outbox"
+	"github.com/backendstart/walpost/internal/relay"
+	"github.com/backendstart/walpost/internal/subscriber"
+	"github.com/backendstart/walpost/internal/subscriber/subscribertest"
+	"github.com/backendstart/walpost/internal/testdb"
+)
+
+// victimDSN makes the test binary a relay of two subscribers on that database, one of which does not
+// survive the event "killer"; victimSlot is its slot.
+const (
+	victimDSN  = "RELAY_TEST_VICTIM_DSN"
+	victimSlot = "RELAY_TEST_VICTIM_SLOT"
+	killed     = 7 // exit code
+)
+
+// victim runs until it is killed or told to stop.
+func victim(dsn string) {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	pool, err := pgxpool.New(ctx, dsn)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	writing := func(name string) subscriber.Subscriber {
+		return subscribertest.Handling(name, func(ctx context.Context, d subscriber.Delivery) error {
+			if name == "fragile" && d.ID == "killer" {
+				os.Exit(killed)
+			}
+			_, err := pool.Exec(ctx, `INSERT INTO taken VALUES ($1, $2)`, name, d.ID)
+			return err
+		})
+	}
+	o := relay.Options{
+		Pool: pool, ReplicationURL: dsn, Slot: os.Getenv(victimSlot), Publication: "walpost",
+		Sources: []*outbox.Source{lessons()}, Window: ack.Window{Events: 10000, Bytes: 32 << 20}, MaxEvent: 16 << 20,
+		WALBudget: relay.Auto, Drain: 5 * time.Second, Registry: prometheus.NewRegistry(),
+		Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
+	}
+	for _, name := range []string{"fragile", "sturdy"} {
+		o.Subscriptions = append(o.Subscriptions, relay.Subscription{Subscriber: writing(name), Lane: lane.Options{
+			Ordering: lane.ByKey, Concurrency: 8, Timeout: 10 * time.Second, StallAfter: time.Minute,
+			Backoff: lane.Backoff{Initial: 10 * time.Millisecond, Max: 100 * time.Millisecond},
+		}})
+	}
+	if err := relay.New(o).Run(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// An event that ends the process is found after a few lives without progress and becomes a dead letter; everything else is
+// delivered.
+func TestRelay_findsTheEventThatKillsItsProcess(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	db.Exec(`CREATE TABLE taken (subscriber text, event_id text)`)
+	streaming(t, options(t, db, newChanging("fragile", taking), newChanging("sturdy", taking))).shutDown()
+	want := []string{"killer"}
+	for i := range 10 {
+		insert(db, fmt.Sprint("before-", i), fmt.Sprint("k", i))
+		want = append(want, fmt.Sprint("before-", i), fmt.Sprint("after-", i))
+	}
+	insert(db, "killer", "k3")
+	for i := range 10 {
+		insert(db, fmt.Sprint("after-", i), fmt.Sprint("k", i))
+	}
+	slices.Sort(want)
+	has := func(name string) []string {
+		return db.Texts(`SELECT DISTINCT event_id FROM taken WHERE subscriber = $1 ORDER BY 1`, name)
+	}
+
+	lives := 0
+	for found := false; !found; lives++ {
+		if lives == 20 { // a life in which something was confirmed does not count
+			t.Fatal("20 lives did not find the event that ends them")
+		}
+		found = oneLife(t, db, func() bool { return len(dead(db)) > 0 && len(has("fragile")) == 20 && len(has("sturdy")) == 21 })
+	}
+	t.Logf("found in life %d", lives)
+	if got, want := dead(db), []string{"fragile/killer"}; !slices.Equal(got, want) {
+		t.Errorf("dead letters %v, want %v", got, want)
+	}
+	if got := has("sturdy"); !slices.Equal(got, want) {
+		t.Errorf("the sturdy one got %v, want %v", got, want)
+	}
+	want = slices.DeleteFunc(want, func(id string) bool { return id == "killer" })
+	if got := has("fragile"); !slices.Equal(got, want) {
+		t.Errorf("the fragile one got %v, want %v", got, want)
+	}
+	if got := db.Int(`SELECT unclean_starts FROM walpost.slots WHERE slot = $1`, db.Name); got != 0 {
+		t.Errorf("after a clean stop %d unclean starts are counted", got)
+	}
+}
+
+// oneLife runs a victim until it has died of its event, or done is true, and then stops it.
+func oneLife(t *testing.T, db *testdb.DB, done func() bool) bool {
+	t.Helper()
+	command := exec.CommandContext(t.Context(), os.Args[0])
+	command.Env = append(os.Environ(), victimDSN+"="+db.DSN, victimSlot+"="+db.Name)
+	command.Stderr = t.Output()
+	if err := command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = command.Wait() // ProcessState says how it ended
+	}()
+	dead := func() bool {
+		select {
+		case <-ended:
+			return true
+		default:
+			return false
+		}
+	}
+	eventually(t, "the end of a life, or of the work", func() bool { return dead() || done() })
+	wantCode := killed
+	if !dead() {
+		wantCode = 0
+		if err := command.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+	}
+	<-ended
+	if got := command.ProcessState.ExitCode(); got != wantCode {
+		t.Fatalf("exit code %d, want %d", got, wantCode)
+	}
+	return wantCode == 0
+}
