@@ -68,7 +68,7 @@ func newRelay(ctx context.Context, options config.Relay, mail config.Mail, kinds
 	subscriptions := make([]relay.Subscription, len(subscribers))
 	for i, sub := range subscribers {
 		settings := options.Subscribers[i]
-		subscriptions[i] = relay.Subscription{Subscriber: sub, Lane: laneOptions(settings), Wants: settings.Takes}
+		subscriptions[i] = relay.Subscription{Subscriber: sub, Lane: laneOptions(settings), Wants: settings.Takes, FromBeginning: settings.From == "beginning"}
 	}
 	b.relay = relay.New(relay.Options{
 		Pool:           b.pools[0],
@@ -118,6 +118,7 @@ func laneOptions(s config.Subscriber) lane.Options {
 		MaxAttempts: int(s.MaxAttempts),
 		StallAfter:  s.StallAfter.Std(),
 		BlockKey:    s.AfterDeadLetter == "block_key",
+		GiveUpAfter: s.GiveUpAfter.Std(),
 	}
 }
 

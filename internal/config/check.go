@@ -163,6 +163,10 @@ func (c *checker) subscriber(s Subscriber, sources map[string]bool, kinds []stri
 	}
 	c.oneOf("ordering", s.Ordering, "key", "total", "none")
 	c.oneOf("after_dead_letter", s.AfterDeadLetter, "continue", "block_key")
+	c.oneOf("from", s.From, "now", "beginning")
+	if s.GiveUpAfter < 0 {
+		c.fail("give_up_after", "must not be below 0")
+	}
 	for _, number := range []struct {
 		key  string
 		fine bool

@@ -70,6 +70,12 @@ type Subscriber struct {
 	StallAfter Duration `yaml:"stall_after"`
 	// AfterDeadLetter is "continue" or "block_key".
 	AfterDeadLetter string `yaml:"after_dead_letter"`
+	// GiveUpAfter is how long an event may fail, outage or not, before it becomes a dead letter; 0 is for
+	// ever.
+	GiveUpAfter Duration `yaml:"give_up_after,omitempty"`
+	// From is where a subscriber that is new to the slot begins: "now", or "beginning" for all rows that
+	// the tables still have.
+	From string `yaml:"from"`
 }
 
 // Retry bounds the wait between attempts.
@@ -115,7 +121,7 @@ func defaultSubscriber() Subscriber {
 	return Subscriber{
 		Ordering: "key", Concurrency: 8, Timeout: Duration(10 * time.Second),
 		Retry:       Retry{Initial: Duration(200 * time.Millisecond), Max: Duration(30 * time.Second)},
-		MaxAttempts: 12, StallAfter: Duration(time.Minute), AfterDeadLetter: "continue",
+		MaxAttempts: 12, StallAfter: Duration(time.Minute), AfterDeadLetter: "continue", From: "now",
 	}
 }
 

@@ -294,6 +294,9 @@ func (l *Lane) noteFailure(it *item, err error, now time.Time) time.Duration {
 		it.counted++
 		it.dead = l.options.MaxAttempts > 0 && it.counted >= l.options.MaxAttempts
 	}
+	if l.options.GiveUpAfter > 0 && now.Sub(it.firstFailure) >= l.options.GiveUpAfter {
+		it.dead = true
+	}
 	wait := max(l.options.Backoff.Wait(it.attempts), min(subscriber.RetryAfterOf(err), maxRetryAfter))
 	if now.Sub(l.warned) >= warnEvery {
 		l.warned = now

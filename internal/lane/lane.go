@@ -44,6 +44,9 @@ type Options struct {
 	MaxAttempts int
 	// StallAfter is how long a key may stand still before it falls into debt.
 	StallAfter time.Duration
+	// GiveUpAfter is how long an event may fail before it is dead, even if the subscriber is away; 0 is
+	// for ever.
+	GiveUpAfter time.Duration
 	// BlockKey keeps the later events of a key behind a dead one until a person has dealt with it.
 	BlockKey bool
 }

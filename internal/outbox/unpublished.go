@@ -27,15 +27,25 @@ func (t *Table) Unpublished(ctx context.Context, tx pgx.Tx, fn func(*event.Event
 	if t.Published == "" {
 		return fmt.Errorf("read unpublished rows of %s: it has no published column, so nobody knows which ones wait", t.Source.relation())
 	}
+	return t.readAll(ctx, tx, t.unpublished(), fn)
+}
+
+// Retained is Unpublished for all rows that the table has, published or not.
+func (t *Table) Retained(ctx context.Context, tx pgx.Tx, fn func(*event.Event) error) error {
+	return t.readAll(ctx, tx, "true", fn)
+}
+
+// readAll calls fn with the event of every row that fits the condition, in commit order.
+func (t *Table) readAll(ctx context.Context, tx pgx.Tx, condition string, fn func(*event.Event) error) error {
 	var tracked bool
 	if err := tx.QueryRow(ctx, `SELECT current_setting('track_commit_timestamp')::bool`).Scan(&tracked); err != nil {
-		return fmt.Errorf("read unpublished rows of %s: %w", t.Source.relation(), err)
+		return fmt.Errorf("read rows of %s: %w", t.Source.relation(), err)
 	}
 	// The simple protocol answers in text made by the types' output functions, as the stream is. A cast
 	// to text would not do: bool, char(n) and inet have casts that write something else.
-	rows, err := tx.Query(ctx, t.unpublishedSQL(tracked), pgx.QueryExecModeSimpleProtocol)
+	rows, err := tx.Query(ctx, t.readSQL(condition, tracked), pgx.QueryExecModeSimpleProtocol)
 	if err != nil {
-		return fmt.Errorf("read unpublished rows of %s: %w", t.Source.relation(), err)
+		return fmt.Errorf("read rows of %s: %w", t.Source.relation(), err)
 	}
 	defer rows.Close()
 	for rows.Next() {
@@ -45,7 +55,7 @@ func (t *Table) Unpublished(ctx context.Context, tx pgx.Tx, fn func(*event.Event
 		if committed != nil {
 			µs, err := strconv.ParseInt(string(committed), 10, 64)
 			if err != nil {
-				return fmt.Errorf("read unpublished rows of %s: commit time: %w", t.Source.relation(), err)
+				return fmt.Errorf("read rows of %s: commit time: %w", t.Source.relation(), err)
 			}
 			e.CommittedAt = time.UnixMicro(µs).UTC()
 		}
@@ -54,12 +64,12 @@ func (t *Table) Unpublished(ctx context.Context, tx pgx.Tx, fn func(*event.Event
 		}
 	}
 	if err := rows.Err(); err != nil {
-		return fmt.Errorf("read unpublished rows of %s: %w", t.Source.relation(), err)
+		return fmt.Errorf("read rows of %s: %w", t.Source.relation(), err)
 	}
 	return nil
 }
 
-func (t *Table) unpublishedSQL(tracked bool) string {
+func (t *Table) readSQL(condition string, tracked bool) string {
 	var columns, order []string
 	for at, name := range t.Columns {
 		if t.layout.uses(at) {
@@ -78,5 +88,5 @@ func (t *Table) unpublishedSQL(tracked bool) string {
 		order = append(order, "t."+quote(name))
 	}
 	return "SELECT " + strings.Join(columns, ", ") + ", " + committed +
-		" FROM " + t.sql() + " t WHERE " + t.unpublished() + " ORDER BY " + strings.Join(order, ", ")
+		" FROM " + t.sql() + " t WHERE " + condition + " ORDER BY " + strings.Join(order, ", ")
 }

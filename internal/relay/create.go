@@ -12,6 +12,7 @@ import (
 
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/lane"
+	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/wal"
 )
@@ -95,39 +96,21 @@ func (r *Relay) createSlot(ctx context.Context, s *session, epoch int32) error {
 // was lost. (POSTGRES §5, A)
 func (r *Relay) recordWaitingRows(ctx context.Context, s *session, created wal.CreatedSlot) error {
 	begun := time.Now()
-	// No real commit has this LSN: they are 8-aligned. So these events sort before the stream.
-	position := event.Position{Epoch: s.epoch, Commit: created.ConsistentPoint - 1}
 	var rows int64
 	err := postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) error {
-		// It writes only now and then, while the other transaction reads.
-		if _, err := tx.Exec(ctx, `SET LOCAL idle_in_transaction_session_timeout = 0`); err != nil {
-			return err
-		}
-		debts := newWaitingRows(r, tx)
-		err := postgres.InSnapshot(ctx, r.Pool, created.Snapshot, func(snapshot pgx.Tx) error {
-			for _, table := range s.tables {
-				if table.Published == "" {
-					r.Log.Warn("the table has no published column, so nobody knows which of its rows wait; none is sent", "source", table.Source.Name)
-					continue
-				}
-				err := table.Unpublished(ctx, snapshot, func(ev *event.Event) error {
-					ev.Source, ev.Position = table.Source.Name, position
-					if ev.CommittedAt.IsZero() {
-						ev.CommittedAt = begun
-					}
-					position.Ordinal++
-					rows++
-					ev.Limit(r.MaxEvent)
-					return debts.add(ctx, ev)
-				})
-				if err != nil {
-					return err
-				}
-			}
-			return debts.flush(ctx)
-		})
+		fresh, err := r.freshFromBeginning(ctx, tx)
 		if err != nil {
 			return err
+		}
+		rows, err = r.recordRows(ctx, tx, s, created.Snapshot, (*outbox.Table).Unpublished, func(i int) bool { return !fresh[i] })
+		if err != nil {
+			return err
+		}
+		if len(fresh) > 0 {
+			_, err = r.recordRows(ctx, tx, s, created.Snapshot, (*outbox.Table).Retained, func(i int) bool { return fresh[i] })
+			if err != nil {
+				return err
+			}
 		}
 		if err := r.savePositionsTx(ctx, tx, s, s.after); err != nil {
 			return err
@@ -146,21 +129,79 @@ func (r *Relay) recordWaitingRows(ctx context.Context, s *session, created wal.C
 	return nil
 }
 
+// freshFromBeginning are the subscribers that this slot has never had and that begin with all rows.
+func (r *Relay) freshFromBeginning(ctx context.Context, tx pgx.Tx) (map[int]bool, error) {
+	fresh := make(map[int]bool)
+	for i, sub := range r.Subscriptions {
+		if !sub.FromBeginning {
+			continue
+		}
+		var known bool
+		err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM walpost.subscribers WHERE slot = $1 AND name = $2)`,
+			r.Slot, sub.Subscriber.Name()).Scan(&known)
+		if err != nil {
+			return nil, fmt.Errorf("look up subscriber %q: %w", sub.Subscriber.Name(), err)
+		}
+		if !known {
+			fresh[i] = true
+		}
+	}
+	return fresh, nil
+}
+
+// recordRows makes the rows that read gives a debt of the subscribers that want them and are meant. The
+// rows are read from the snapshot in a transaction of their own, because they are written while they are
+// read. It returns how many there were.
+func (r *Relay) recordRows(ctx context.Context, tx pgx.Tx, s *session, snapshot string,
+	read func(*outbox.Table, context.Context, pgx.Tx, func(*event.Event) error) error, meant func(subscriber int) bool) (int64, error) {
+	// It writes only now and then, while the other transaction reads.
+	if _, err := tx.Exec(ctx, `SET LOCAL idle_in_transaction_session_timeout = 0`); err != nil {
+		return 0, err
+	}
+	begun := time.Now()
+	// No real commit has this LSN: they are 8-aligned. So these events sort before the stream.
+	position := event.Position{Epoch: s.epoch, Commit: s.confirmed - 1}
+	debts := newWaitingRows(r, tx, meant)
+	err := postgres.InSnapshot(ctx, r.Pool, snapshot, func(reading pgx.Tx) error {
+		for _, table := range s.tables {
+			if table.Published == "" {
+				r.Log.Warn("the table has no published column, so nobody knows which of its rows wait; none is sent", "source", table.Source.Name)
+				continue
+			}
+			err := read(table, ctx, reading, func(ev *event.Event) error {
+				ev.Source, ev.Position = table.Source.Name, position
+				if ev.CommittedAt.IsZero() {
+					ev.CommittedAt = begun
+				}
+				position.Ordinal++
+				ev.Limit(r.MaxEvent)
+				return debts.add(ctx, ev)
+			})
+			if err != nil {
+				return err
+			}
+		}
+		return debts.flush(ctx)
+	})
+	return position.Ordinal, err
+}
+
 // waitingRows collects events for each subscriber that wants them and records them in batches.
 type waitingRows struct {
 	relay *Relay
 	tx    pgx.Tx
+	meant func(subscriber int) bool
 	owed  [][]lane.Owed // by subscriber
 	bytes int
 }
 
-func newWaitingRows(r *Relay, tx pgx.Tx) *waitingRows {
-	return &waitingRows{relay: r, tx: tx, owed: make([][]lane.Owed, len(r.Subscriptions))}
+func newWaitingRows(r *Relay, tx pgx.Tx, meant func(subscriber int) bool) *waitingRows {
+	return &waitingRows{relay: r, tx: tx, meant: meant, owed: make([][]lane.Owed, len(r.Subscriptions))}
 }
 
 func (w *waitingRows) add(ctx context.Context, ev *event.Event) error {
 	for i, sub := range w.relay.Subscriptions {
-		if sub.wants(ev.Source, ev.Type) {
+		if w.meant(i) && sub.wants(ev.Source, ev.Type) {
 			w.owed[i] = append(w.owed[i], lane.Owed{Event: ev})
 		}
 	}

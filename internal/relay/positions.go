@@ -4,11 +4,15 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/backendstart/walpost/internal/ack"
 	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/outbox"
+	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/internal/wal"
 )
 
 // names lists the subscribers in the order of their numbers.
@@ -56,6 +60,11 @@ func (r *Relay) startPositions(ctx context.Context, s *session) error {
 	for i, name := range r.names() {
 		k, ok := found[name]
 		switch {
+		case !ok && r.Subscriptions[i].FromBeginning:
+			s.after[i] = event.Position{Epoch: s.epoch}
+			if err := r.recordRetained(ctx, s, i); err != nil {
+				return err
+			}
 		case !ok:
 			r.Log.Info("subscriber is new to this slot and starts at now", "subscriber", name, "lsn", s.horizon)
 			s.after[i] = now
@@ -146,5 +155,27 @@ func (p *positions) write(ctx context.Context, tx pgx.Tx, slot string) error {
 	if err != nil {
 		return fmt.Errorf("record positions of the subscribers: %w", err)
 	}
+	return nil
+}
+
+// recordRetained makes all rows that the tables have a debt of one subscriber that is new to the slot.
+// What the stream brings of them once more is looked up until it is past this moment, which moves the
+// horizon. (POSTGRES §5, B)
+func (r *Relay) recordRetained(ctx context.Context, s *session, subscriber int) error {
+	begun := time.Now()
+	name := r.Subscriptions[subscriber].Subscriber.Name()
+	r.Log.Info("subscriber is new to this slot and starts at the beginning", "subscriber", name)
+	var rows int64
+	err := postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) (err error) {
+		rows, err = r.recordRows(ctx, tx, s, "", (*outbox.Table).Retained, func(i int) bool { return i == subscriber })
+		return err
+	})
+	if err == nil {
+		s.horizon, err = wal.End(ctx, r.Pool)
+	}
+	if err != nil {
+		return fmt.Errorf("record the rows before subscriber %q: %w", name, err)
+	}
+	r.Log.Info("rows before the subscriber are recorded as owed and sent first", "subscriber", name, "rows", rows, "took", time.Since(begun))
 	return nil
 }

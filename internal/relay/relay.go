@@ -53,6 +53,8 @@ type Subscription struct {
 	// Wants says, beside the subscriber's own Wants, whether events of a source and type go to it; nil
 	// means all.
 	Wants func(source, eventType string) bool
+	// FromBeginning lets a subscriber that is new to the slot begin with all rows that the tables have.
+	FromBeginning bool
 }
 
 // Values of Options.WALBudget beside a number of bytes.

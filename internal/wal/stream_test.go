@@ -79,13 +79,13 @@ func read(t *testing.T, db *testdb.DB, full bool) *reading {
 	ctx, stop := context.WithCancel(t.Context())
 	r := &reading{newReceiver(), &confirmer{}, created.ConsistentPoint, stop, make(chan struct{}), make(chan error, 1)}
 	r.full.Store(full)
-	go func() { r.ended <- stream(conn, ctx, r.options(t, db)) }()
+	go func() { r.ended <- stream(ctx, conn, r.options(t, db)) }()
 	eventually(t, "the stream is active", func() bool { return find(t, db, db.Name).Active })
 	return r
 }
 
 // stream takes the slot and reads it.
-func stream(conn *wal.Conn, ctx context.Context, o wal.StreamOptions) error {
+func stream(ctx context.Context, conn *wal.Conn, o wal.StreamOptions) error {
 	if err := conn.Start(ctx, o.Slot, o.Publication); err != nil {
 		return err
 	}
@@ -212,7 +212,7 @@ func TestStream_saysThatAnotherSessionReadsTheSlot(t *testing.T) {
 	r := read(t, db, false)
 	insert(db, "e")
 	eventually(t, "the row", func() bool { return r.inserts.Load() == 1 })
-	if err := stream(connect(t, db), t.Context(), r.options(t, db)); !errors.Is(err, wal.ErrSlotInUse) {
+	if err := stream(t.Context(), connect(t, db), r.options(t, db)); !errors.Is(err, wal.ErrSlotInUse) {
 		t.Errorf("second reader got %v, want ErrSlotInUse", err)
 	}
 	r.end(t)
@@ -227,7 +227,7 @@ func TestStream_calledOffBeforeItBeginsIsNoFault(t *testing.T) {
 	r.end(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := stream(connect(t, db), ctx, r.options(t, db)); err != nil && !errors.Is(err, wal.ErrConnection) {
+	if err := stream(ctx, connect(t, db), r.options(t, db)); err != nil && !errors.Is(err, wal.ErrConnection) {
 		t.Errorf("got %v, want nil or ErrConnection", err)
 	}
 }
