@@ -326,9 +326,18 @@ func (l *Lane) recordDead(items []*item, outcome []error) {
 			outcome[i] = fmt.Errorf("record dead letter: %w", recordErr)
 			continue
 		}
-		l.log.Error("event is a dead letter", "event", it.ev.ID, "type", it.ev.Type,
-			"attempts", it.attempts, "correlation_id", it.ev.CorrelationID(), "err", err)
+		l.sayDead(it, err)
 	}
+}
+
+// sayDead names a dead letter in the log. Where many come at once it names a few a second: all of them
+// stand in walpost.owed.
+func (l *Lane) sayDead(it *item, err error) {
+	if !l.deadSaid.AllowN(time.Now(), 1) {
+		return
+	}
+	l.log.Error("event is a dead letter", "event", it.ev.ID, "type", it.ev.Type,
+		"attempts", it.attempts, "correlation_id", it.ev.CorrelationID(), "err", err)
 }
 
 // noteDeath notes why an item is to be a dead letter. The desk may look at an item that is in work, or have

@@ -17,6 +17,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/backendstart/walpost/internal/ack"
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/subscriber"
@@ -109,6 +111,8 @@ type Lane struct {
 	lastSuccess time.Time              // guarded by mu
 	warned      time.Time              // when a failure was last logged; guarded by mu
 
+	deadSaid *rate.Limiter // lets lines of the log about dead letters through
+
 	idle    chan struct{}  // gets a token when a drain may be over
 	desk    chan struct{}  // gets a token when the desk has something to do
 	handler sync.WaitGroup // calls under way, overdue ones included
@@ -124,22 +128,23 @@ func New(number int, sub subscriber.Subscriber, options Options, acks Acks, ower
 		options.Concurrency = 1
 	}
 	return &Lane{
-		number:  number,
-		sub:     sub,
-		options: options,
-		acks:    acks,
-		ower:    ower,
-		stream:  stream,
-		log:     log.With("subscriber", sub.Name()),
-		metrics: metrics,
-		keys:    make(map[string]*keyQueue),
-		resting: make(map[*keyQueue]struct{}),
-		calls:   make(map[*call]struct{}),
-		batch:   options.Batch,
-		breaker: breaker{backoff: options.Backoff},
-		scope:   scope{checking: true, counted: make(map[string]int), keys: make(map[string]int), blocked: make(map[string]bool), failed: make(map[*item]struct{})},
-		idle:    make(chan struct{}, 1),
-		desk:    make(chan struct{}, 1),
+		number:   number,
+		sub:      sub,
+		options:  options,
+		acks:     acks,
+		ower:     ower,
+		stream:   stream,
+		log:      log.With("subscriber", sub.Name()),
+		metrics:  metrics,
+		keys:     make(map[string]*keyQueue),
+		resting:  make(map[*keyQueue]struct{}),
+		calls:    make(map[*call]struct{}),
+		batch:    options.Batch,
+		breaker:  breaker{backoff: options.Backoff},
+		scope:    scope{checking: true, counted: make(map[string]int), keys: make(map[string]int), blocked: make(map[string]bool), failed: make(map[*item]struct{})},
+		deadSaid: rate.NewLimiter(5, 20),
+		idle:     make(chan struct{}, 1),
+		desk:     make(chan struct{}, 1),
 	}
 }
 
