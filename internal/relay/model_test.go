@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/backendstart/walpost/internal/ack"
 	"github.com/backendstart/walpost/internal/debt/debttest"
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/lane"
@@ -37,7 +38,12 @@ func newHistory(seed uint64, plant *plant, log *slog.Logger) *history {
 	h := &history{
 		Rand: rand.New(rand.NewPCG(seed, 1)), plant: plant, log: log, away: make(map[*modelSubscriber]bool),
 		server: &modelServer{end: 8000, confirmed: 8000, recorded: 8000,
-			secured: make(map[string]event.Position), gone: make(map[string]bool), debt: debttest.NewMemory()},
+			secured: make(map[string]event.Position), gone: make(map[string]bool), debt: debttest.NewMemory(),
+			window: ack.Window{Events: 60, Bytes: 1 << 20},
+			lane: lane.Options{
+				Concurrency: 3, Batch: 4, Timeout: 10 * time.Second, StallAfter: 20 * time.Second,
+				Backoff: lane.Backoff{Initial: 200 * time.Millisecond, Max: 5 * time.Second},
+			}},
 	}
 	for i, ordering := range []lane.Ordering{lane.ByKey, lane.Total, lane.ByKey, lane.None} {
 		sub := &modelSubscriber{name: fmt.Sprintf("s%d", i), ordering: ordering,
@@ -82,7 +88,7 @@ func (h *history) step() {
 	switch op := h.IntN(22); {
 	case op < 9:
 		for range 1 + h.IntN(10) {
-			h.server.commit(h.Rand)
+			h.server.commit(h.Rand, 1+h.IntN(4), 8)
 		}
 	case op < 11:
 		sub.down = !sub.down
@@ -132,7 +138,7 @@ func (h *history) recover() {
 		h.end(false)
 		clear(h.away)
 		h.start(Unlimited)
-		h.server.commit(h.Rand)
+		h.server.commit(h.Rand, 1+h.IntN(4), 8)
 		time.Sleep(5 * time.Minute)
 	}
 	h.end(false)
@@ -253,4 +259,54 @@ func TestModel_findsPlantedBugs(t *testing.T) {
 			t.Errorf("60 histories did not find that the relay %s", name)
 		})
 	}
+}
+
+// Five minutes with default settings, for one that hangs, one that fails always, one that fails for one key,
+// and a healthy one. With WALPOST_ROUNDS it is 500 events a second, else 100, because the virtual clock costs
+// real time for each event.
+func TestModel_losesAndSwapsNothingInFiveMinutesOfTrouble(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		h := newHistory(1, &plant{}, slog.New(slog.DiscardHandler))
+		h.server.window = ack.Window{Events: 10_000, Bytes: 32 << 20}
+		h.server.lane = lane.Options{
+			Concurrency: 8, Batch: 500, Timeout: 10 * time.Second, StallAfter: time.Minute, MaxAttempts: 0,
+			Backoff: lane.Backoff{Initial: 200 * time.Millisecond, Max: 30 * time.Second},
+		}
+		for _, sub := range h.subs {
+			sub.ordering, sub.refuses = lane.ByKey, 0
+		}
+		hanging, failing, picky, healthy := h.subs[0], h.subs[1], h.subs[2], h.subs[3]
+		hanging.hang, failing.down, picky.bad["k7"] = true, true, true
+		h.start(Unlimited)
+		rate := 100
+		if os.Getenv("WALPOST_ROUNDS") != "" {
+			rate = 500
+		}
+		const events = 10 // of a transaction
+		for range 5 * 60 * rate / events {
+			h.server.commit(h.Rand, events, 40)
+			time.Sleep(time.Second * events / time.Duration(rate))
+		}
+		time.Sleep(time.Second)
+		of := func(sub *modelSubscriber) int {
+			sub.mu.Lock()
+			defer sub.mu.Unlock()
+			return len(sub.got)
+		}
+		all := h.server.ids
+		if got := of(healthy); got != all {
+			t.Errorf("the healthy one has %d of %d events after the last", got, all)
+		}
+		if got, least := of(picky), all*38/40; got < least {
+			t.Errorf("the one that fails for a key of 40 has %d of %d events, want at least %d", got, all, least)
+		}
+		if got := of(hanging) + of(failing); got != 0 {
+			t.Errorf("the two others have %d events, want none", got)
+		}
+		h.recover()
+		for _, b := range h.broken() {
+			t.Error(b)
+		}
+	})
 }

@@ -39,6 +39,8 @@ type modelServer struct {
 	gone      map[string]bool // left the configuration
 	debt      *debttest.Memory
 	ids       int
+	window    ack.Window   // of its relays
+	lane      lane.Options // and of their lanes, but for the ordering
 }
 
 type modelTxn struct {
@@ -48,13 +50,14 @@ type modelTxn struct {
 
 type modelEvent struct{ id, key string }
 
-func (s *modelServer) commit(r *rand.Rand) {
+// commit writes a transaction of so many events of a few keys.
+func (s *modelServer) commit(r *rand.Rand, events, keys int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	txn := modelTxn{commit: s.end}
-	for range 1 + r.IntN(4) {
+	for range events {
 		s.ids++
-		txn.events = append(txn.events, modelEvent{fmt.Sprintf("e%05d", s.ids), fmt.Sprintf("k%d", r.IntN(8))})
+		txn.events = append(txn.events, modelEvent{fmt.Sprintf("e%07d", s.ids), fmt.Sprintf("k%d", r.IntN(keys))})
 	}
 	s.end += event.LSN(8 * (1 + r.IntN(1000)))
 	txn.end = s.end
@@ -286,7 +289,7 @@ func startProcess(server *modelServer, subs []*modelSubscriber, budget int64, pl
 	run, stop := context.WithCancel(dead)
 	horizon, confirmed, after := server.startPositions(subs)
 	p := &modelProcess{server: server, crash: crash, stop: stop, dead: dead, ended: make(chan struct{}), budget: budget}
-	p.tracker = ack.New(ack.Window{Events: 60, Bytes: 1 << 20}, len(subs), confirmed)
+	p.tracker = ack.New(server.window, len(subs), confirmed)
 	var received event.LSN
 	var mu sync.Mutex
 	at := func() event.LSN { mu.Lock(); defer mu.Unlock(); return received }
@@ -297,11 +300,9 @@ func startProcess(server *modelServer, subs []*modelSubscriber, budget int64, pl
 	var names []string
 	for i, sub := range subs {
 		p.tracker.AwaitOwes(i)
-		l := lane.New(i, modelOutlet{sub, p}, lane.Options{
-			Ordering: sub.ordering, Concurrency: 3, Batch: 4, Timeout: 10 * time.Second,
-			Backoff:    lane.Backoff{Initial: 200 * time.Millisecond, Max: 5 * time.Second},
-			StallAfter: 20 * time.Second,
-		}, p.tracker, mortal{server.debt, p, plant}, lane.Stream{
+		options := server.lane
+		options.Ordering = sub.ordering
+		l := lane.New(i, modelOutlet{sub, p}, options, p.tracker, mortal{server.debt, p, plant}, lane.Stream{
 			Term:     func() int64 { return 1 },
 			CaughtUp: func() bool { return at() >= horizon },
 			Crowds:   func() bool { return p.tracker.Crowds(i) },
