@@ -8,7 +8,6 @@ import (
 	"context"
 	"fmt"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -37,8 +36,7 @@ type Store struct {
 	slot  string
 	fence *Fence // nil for people, who may change the debt under any leadership
 
-	mu     sync.Mutex
-	tables map[string]*outbox.Table // by source; guarded by mu
+	tables outbox.Tables
 }
 
 var _ lane.Ower = (*Store)(nil)
@@ -54,22 +52,10 @@ func (s *Store) Within(fence *Fence) *Store {
 
 // Use tells the sources' tables as they were last inspected: which rows a debt may point to, and where
 // they are marked.
-func (s *Store) Use(tables []*outbox.Table) {
-	bySource := make(map[string]*outbox.Table, len(tables))
-	for _, table := range tables {
-		bySource[table.Source.Name] = table
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.tables = bySource
-}
+func (s *Store) Use(tables []*outbox.Table) { s.tables.Use(tables) }
 
-// current returns the tables by source. The map is not changed any more.
-func (s *Store) current() map[string]*outbox.Table {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.tables
-}
+// current returns the tables by source.
+func (s *Store) current() map[string]*outbox.Table { return s.tables.BySource() }
 
 // inTx runs fn in a transaction, and again when that lost a deadlock: a person and the relay may change the
 // same deliveries in any order, and the relay marks the same rows elsewhere.

@@ -6,7 +6,8 @@
 //
 // The files in reading order: lane.go (what a lane is), queue.go (order within a key), attempt.go (one
 // call of the subscriber), backoff.go and breaker.go (when to try again), scope.go (which events are
-// held back because their key is in debt), desk.go (the goroutine that records and pays debt).
+// held back because their key is in debt), desk.go (the goroutine that records debt), pay.go (how it is
+// read and paid), people.go (what people change meanwhile).
 package lane
 
 import (

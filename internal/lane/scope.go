@@ -66,6 +66,8 @@ func (l *Lane) admit(n int, known map[int]State) {
 		switch state, ok := known[i]; {
 		case !ok && l.inScope(it):
 			l.hold(it)
+			// It can be older than what is recorded of its key, so it is recorded before that is read.
+			s.urgent = s.urgent || known != nil
 		case !ok:
 			l.queue(it)
 		case state == StateWaiting:

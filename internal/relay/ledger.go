@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -26,26 +25,7 @@ type tableLedger struct {
 	slot  string
 	fence *debt.Fence
 
-	mu     sync.Mutex
-	tables map[string]*outbox.Table // by source; guarded by mu
-}
-
-// use sets the tables as they were last looked up.
-func (l *tableLedger) use(tables []*outbox.Table) {
-	bySource := make(map[string]*outbox.Table, len(tables))
-	for _, table := range tables {
-		bySource[table.Source.Name] = table
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.tables = bySource
-}
-
-// current returns the tables as they were last looked up, by source.
-func (l *tableLedger) current() map[string]*outbox.Table {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.tables
+	tables outbox.Tables
 }
 
 // errNotVisible means that rows are in the stream and not in the table: with synchronous replication an
@@ -59,7 +39,7 @@ func (e errNotVisible) Error() string {
 func (l *tableLedger) write(ctx context.Context, marks map[string][]pendingMark, confirm event.LSN, at *positions) (elsewhere int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, statementLimit)
 	defer cancel()
-	tables := l.current()
+	tables := l.tables.BySource()
 	err = postgres.InTx(ctx, l.pool, func(tx pgx.Tx) error {
 		elsewhere = 0
 		if err := l.fence.Hold(ctx, tx); err != nil {

@@ -195,7 +195,7 @@ func (r *Relay) build(s *session, careful bool, found *suspect) *parts {
 	}
 	p.dispatch = dispatch.New(s.tables, r.messageSources(), routes, tracker, s.epoch, r.MaxEvent, r.Registry, r.Log)
 	p.ledger = &tableLedger{pool: r.Pool, slot: r.Slot, fence: r.fence}
-	p.ledger.use(s.tables)
+	p.ledger.tables.Use(s.tables)
 	p.recorder = &recorder{
 		ledger: p.ledger, tracker: tracker, log: r.Log, metrics: newRecordMetrics(r.Registry),
 		names: r.names(), budget: s.budget, received: r.wal.Received, recorded: s.confirmed,
@@ -259,7 +259,7 @@ func (r *Relay) stream(ctx context.Context, s *session, p *parts) error {
 			return err
 		}
 		p.dispatch.Connected(s.tables)
-		p.ledger.use(s.tables)
+		p.ledger.tables.Use(s.tables)
 		r.wal.Reconnects.Inc()
 	}
 }

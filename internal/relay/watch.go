@@ -73,7 +73,7 @@ func (r *Relay) clean(ctx context.Context, ledger *tableLedger) {
 	defer ticker.Stop()
 	for {
 		var longest time.Duration
-		for _, table := range ledger.current() {
+		for _, table := range ledger.tables.BySource() {
 			longest = max(longest, table.Source.Retention)
 			r.cleanAll(ctx, "delete old outbox rows", func() (int64, bool, error) {
 				return table.Clean(ctx, r.Pool, r.Slot, retentionBatch)

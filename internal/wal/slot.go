@@ -32,7 +32,7 @@ type Slot struct {
 	LagBytes         int64  // from Confirmed to the end of WAL; negative never reaches a metric
 	RetainedBytes    int64  // from the slot's restart_lsn to the end of WAL
 	SafeBytes        *int64 // may still be written before the slot is lost; nil without a limit
-	Database0        string // the database of the query
+	here             string // the database of the query
 }
 
 // Lost reports whether the server has given up keeping WAL for the slot.
@@ -48,7 +48,7 @@ func FindSlot(ctx context.Context, q Querier, name string) (*Slot, error) {
 		       coalesce(pg_catalog.pg_wal_lsn_diff(w.lsn, s.restart_lsn), 0)::bigint, pg_catalog.current_database()
 		FROM pg_catalog.pg_replication_slots s, (SELECT CASE WHEN pg_catalog.pg_is_in_recovery()
 		         THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_lsn() END AS lsn) w
-		WHERE s.slot_name = $1`, name).Scan(&row, &s.LagBytes, &s.RetainedBytes, &s.Database0)
+		WHERE s.slot_name = $1`, name).Scan(&row, &s.LagBytes, &s.RetainedBytes, &s.here)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
 	}
@@ -86,9 +86,9 @@ func (s Slot) Check() error {
 		return &SetupError{
 			Problem: fmt.Sprintf("slot %q is used by plugin %q", s.Name, s.Plugin),
 			Mend:    "choose another name with --slot (WALPOST_SLOT)"}
-	case s.Database != s.Database0:
+	case s.Database != s.here:
 		return &SetupError{
-			Problem: fmt.Sprintf("slot %q belongs to database %q, this is %q: slot names are unique per server", s.Name, s.Database, s.Database0),
+			Problem: fmt.Sprintf("slot %q belongs to database %q, this is %q: slot names are unique per server", s.Name, s.Database, s.here),
 			Mend:    "choose another name with --slot (WALPOST_SLOT)"}
 	case s.Temporary:
 		return &SetupError{
