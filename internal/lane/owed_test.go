@@ -9,6 +9,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/subscriber"
 	"github.com/backendstart/walpost/internal/subscriber/subscribertest"
 )
@@ -83,4 +85,26 @@ func TestLane_whatALateHandlerSaysOfAnOwedEventIsIgnored(t *testing.T) {
 			t.Errorf("%d dead letters after %d calls, want 1 after 2", len(letters), len(sub.Calls()))
 		}
 	})
+}
+
+// After a crash the stream brings again what was not recorded, and that can be older than what was recorded of
+// its key. The debt does not overtake it.
+func TestLane_whatComesAgainAfterACrashIsHandedOverBeforeTheDebtBehindIt(t *testing.T) {
+	for _, ordering := range []lane.Ordering{lane.ByKey, lane.Total} {
+		synctest.Test(t, func(t *testing.T) {
+			sub := subscribertest.Recording()
+			o := settings()
+			o.Ordering = ordering
+			r := newRig(t, sub, o)
+			owed := &event.Event{Source: "lessons", ID: "K/3", Key: "K", Type: event.TypeLessonCompleted, Position: event.Position{Commit: 4 * 8}}
+			if err := r.debt.Record(t.Context(), "", []lane.Owed{{Event: owed}}); err != nil {
+				t.Fatal(err)
+			}
+			r.offer(series("K", 6)...)
+			r.start(time.Minute)
+			if got, want := sub.AwaitDelivered(t, 6), series("K", 6); !slices.Equal(got, want) {
+				t.Errorf("ordering %s: delivered %v, want %v", ordering, got, want)
+			}
+		})
+	}
 }

@@ -1,11 +1,11 @@
 package relay
 
 import (
-	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strconv"
 	"testing"
 	"testing/synctest"
@@ -102,8 +102,13 @@ func (h *history) step() {
 	case op == 14:
 		h.unclean = true // what was delivered and cannot be noted as paid comes again
 		for range 1 + h.IntN(8) {
-			h.server.debt.FailNext(errors.New("no space left on device"))
+			h.server.debt.FailNext(errFull)
 		}
+	case op == 15:
+		h.unclean = true // what cannot be recorded comes again
+		h.server.mu.Lock()
+		h.server.refuse = 1 + h.IntN(20)
+		h.server.mu.Unlock()
 	}
 }
 
@@ -183,8 +188,16 @@ func (h *history) broken() []string {
 			complain("P2: %s: %d deliveries wait for ever, the first is %s", sub.name, len(waiting), waiting[0].Event.ID)
 		}
 		seen := make(map[string]bool)
-		last := make(map[string]string) // ids count up as they commit
-		for _, id := range sub.got {
+		last, lastOfLife := make(map[string]string), make(map[string]string) // ids count up as they commit
+		for i, id := range sub.got {
+			within := sub.within(sub.keys[id], id)
+			if slices.Contains(sub.lives, i) {
+				clear(lastOfLife)
+			}
+			if id < lastOfLife[within] {
+				complain("P3: %s: %s came after %s in one life of the relay", sub.name, id, lastOfLife[within])
+			}
+			lastOfLife[within] = id
 			if seen[id] {
 				if !h.unclean {
 					complain("P11: %s got %s twice without a crash", sub.name, id)
@@ -192,7 +205,6 @@ func (h *history) broken() []string {
 				continue
 			}
 			seen[id] = true
-			within := sub.within(sub.keys[id], id)
 			if id < last[within] {
 				complain("P3: %s: %s came for the first time after %s", sub.name, id, last[within])
 			}
@@ -262,7 +274,7 @@ func TestModel_findsPlantedBugs(t *testing.T) {
 }
 
 // Five minutes with default settings, for one that hangs, one that fails always, one that fails for one key,
-// and a healthy one. With WALPOST_ROUNDS it is 500 events a second, else 100, because the virtual clock costs
+// and a healthy one. With WALPOST_ROUNDS it is 500 events a second, else 50, because the virtual clock costs
 // real time for each event.
 func TestModel_losesAndSwapsNothingInFiveMinutesOfTrouble(t *testing.T) {
 	t.Parallel()
@@ -279,7 +291,7 @@ func TestModel_losesAndSwapsNothingInFiveMinutesOfTrouble(t *testing.T) {
 		hanging, failing, picky, healthy := h.subs[0], h.subs[1], h.subs[2], h.subs[3]
 		hanging.hang, failing.down, picky.bad["k7"] = true, true, true
 		h.start(Unlimited)
-		rate := 100
+		rate := 50
 		if os.Getenv("WALPOST_ROUNDS") != "" {
 			rate = 500
 		}

@@ -39,6 +39,7 @@ type modelServer struct {
 	gone      map[string]bool // left the configuration
 	debt      *debttest.Memory
 	ids       int
+	refuse    int          // so many writes of marks and positions fail
 	window    ack.Window   // of its relays
 	lane      lane.Options // and of their lanes, but for the ordering
 }
@@ -75,6 +76,7 @@ type modelSubscriber struct {
 	hang     bool            // does not answer before the deadline
 	bad      map[string]bool // keys that it refuses
 	got      []string        // ids, in the order of their effects
+	lives    []int           // where in got the lives of the relay begin
 	keys     map[string]string
 	busy     map[string]bool // keys in a call: never two at once
 	over     []string        // broken promises
@@ -182,6 +184,18 @@ type mortal struct {
 	plant   *plant
 }
 
+var errFull = errors.New("no space left on device")
+
+func (s *modelServer) refuses() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.refuse == 0 {
+		return false
+	}
+	s.refuse--
+	return true
+}
+
 var errDead = errors.New("the process is dead")
 
 func (m mortal) Record(ctx context.Context, sub string, owed []lane.Owed) error {
@@ -244,6 +258,9 @@ func (l modelLedger) write(_ context.Context, _ map[string][]pendingMark, confir
 	if l.process.dead.Err() != nil {
 		return 0, errDead
 	}
+	if l.process.server.refuses() {
+		return 0, errFull
+	}
 	if at != nil {
 		for i, name := range at.names {
 			l.process.server.raise(name, at.secured[i])
@@ -299,6 +316,9 @@ func startProcess(server *modelServer, subs []*modelSubscriber, budget int64, pl
 	var routes []dispatch.Route
 	var names []string
 	for i, sub := range subs {
+		sub.mu.Lock()
+		sub.lives = append(sub.lives, len(sub.got))
+		sub.mu.Unlock()
 		p.tracker.AwaitOwes(i)
 		options := server.lane
 		options.Ordering = sub.ordering
