@@ -139,6 +139,6 @@ and see what a subscriber made of it:
 From another terminal, pause a subscriber and see what it is owed (resume pays it, in order):
 
   export WALPOST_DATABASE_URL='%s'
-  walpost subscribers pause analytics && walpost status
+  bin/walpost subscribers pause analytics && bin/walpost status
 
 `

@@ -19,7 +19,7 @@ var docsTemplate = template.Must(template.New("docs").Parse(`<!doctype html>
 code,pre{font-family:ui-monospace,monospace}pre{overflow:auto;padding:.75rem;border:1px solid #8884;border-radius:.4rem}
 h2{font-size:1.1rem;margin-top:2rem}</style></head><body>
 <h1>{{.Info.Title}} <small>{{.Info.Version}}</small></h1>
-<p>{{.Info.Description}} The whole description: <a href="/openapi.json">/openapi.json</a> (OpenAPI {{.OpenAPI}}).</p>
+<p>{{.Info.Description}} The whole description: <a href="/openapi.json">/openapi.json</a> (OpenAPI {{.OpenAPI.OpenAPI}}).</p>
 {{range .Operations}}<h2><code>{{.Method}} {{.Path}}</code></h2><p>{{.Summary}}.{{if .Security}} Needs a bearer token.{{end}}</p>
 {{with .Parameters}}<ul>{{range .}}<li><code>{{.Name}}</code> in {{.In}}: {{.Description}}</li>{{end}}</ul>{{end}}{{end}}
 <h2>Schemas</h2>{{range .Schemas}}<h3><code>{{.Name}}</code></h3><pre>{{.JSON}}</pre>{{end}}

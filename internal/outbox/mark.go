@@ -88,6 +88,8 @@ func (t *Table) markBatch(ctx context.Context, tx pgx.Tx, slot string, rows []Ma
 			result.Missing = append(result.Missing, row.Row)
 		case !published && row.Owed:
 			result.Owed++
+		case published && row.Owed:
+			// Whoever paid the last delivery of it has marked it.
 		default:
 			// Also a row that somebody marked, or deleted, between our snapshot and our lock.
 			result.Elsewhere++

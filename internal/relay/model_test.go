@@ -274,10 +274,14 @@ func TestModel_findsPlantedBugs(t *testing.T) {
 }
 
 // Five minutes with default settings, for one that hangs, one that fails always, one that fails for one key,
-// and a healthy one. With WALPOST_ROUNDS it is 500 events a second, else 50, because the virtual clock costs
-// real time for each event.
+// and a healthy one, at 50 events a second: the virtual clock costs real time for each event. The soak test
+// has 500.
 func TestModel_losesAndSwapsNothingInFiveMinutesOfTrouble(t *testing.T) {
 	t.Parallel()
+	fiveMinutesOfTrouble(t, 50)
+}
+
+func fiveMinutesOfTrouble(t *testing.T, rate int) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHistory(1, &plant{}, slog.New(slog.DiscardHandler))
 		h.server.window = ack.Window{Events: 10_000, Bytes: 32 << 20}
@@ -291,10 +295,6 @@ func TestModel_losesAndSwapsNothingInFiveMinutesOfTrouble(t *testing.T) {
 		hanging, failing, picky, healthy := h.subs[0], h.subs[1], h.subs[2], h.subs[3]
 		hanging.hang, failing.down, picky.bad["k7"] = true, true, true
 		h.start(Unlimited)
-		rate := 50
-		if os.Getenv("WALPOST_ROUNDS") != "" {
-			rate = 500
-		}
 		const events = 10 // of a transaction
 		for range 5 * 60 * rate / events {
 			h.server.commit(h.Rand, events, 40)

@@ -1,0 +1,7 @@
+//go:build soak
+
+package relay
+
+import "testing"
+
+func TestSoak_losesAndSwapsNothingInFiveMinutesOfTrouble(t *testing.T) { fiveMinutesOfTrouble(t, 500) }
