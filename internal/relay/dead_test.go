@@ -57,7 +57,7 @@ func TestRelay_makesDeadLettersOfRowsThatAreNoEvents(t *testing.T) {
 	if got := metric(t, o, "walpost_deliveries_total", "outcome=dead,subscriber=all"); got != 7 {
 		t.Errorf("counted %v dead letters of the first subscriber, want 7", got)
 	}
-	if got := db.Int(`SELECT count(*) FROM walpost.owed WHERE error = ''`); got != 0 {
+	if got := db.Int(`SELECT count(*) FROM walpost.owed WHERE state = 'dead' AND error = ''`); got != 0 {
 		t.Errorf("%d dead letters have no reason", got)
 	}
 }
