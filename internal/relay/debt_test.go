@@ -255,6 +255,7 @@ func TestRelay_countsALossWhenARowOfOursIsGone(t *testing.T) {
 	db.Exec(`DELETE FROM outbox WHERE event_id = 'gone'`)
 	// The event that is in hand is sent from memory; after a restart it is read again.
 	r.shutDown()
+	first := o
 	sub = newChanging("sub", taking)
 	o = owing(options(t, db, sub))
 	r = streaming(t, o)
@@ -265,7 +266,9 @@ func TestRelay_countsALossWhenARowOfOursIsGone(t *testing.T) {
 	if got := db.Text(`SELECT error FROM walpost.owed WHERE state = 'dead'`); got != debt.Gone {
 		t.Errorf("reason %q, want %q", got, debt.Gone)
 	}
-	if got := metric(t, o, "walpost_deliveries_total", "outcome=dead,subscriber=sub"); got != 1 {
+	// If the first life had not read the event before its row went, it has met the loss itself.
+	const counter, labels = "walpost_deliveries_total", "outcome=dead,subscriber=sub"
+	if got := metric(t, first, counter, labels) + metric(t, o, counter, labels); got != 1 {
 		t.Errorf("%v dead letters are counted, want 1", got)
 	}
 	eventually(t, "the loss is counted", func() bool { return r.of("sub").Lost == 1 })
