@@ -21,6 +21,9 @@ type Delivery struct {
 	Term int64
 	// Replay marks a delivery that a person asked for again.
 	Replay bool
+	// Again is set in a replay whose effects are wanted once more: those recorded before this moment, by
+	// the server's clock, do not count as done. Zero otherwise.
+	Again time.Time
 }
 
 // A Subscriber reacts to events.
@@ -80,6 +83,25 @@ func Permanent(err error) error {
 func IsPermanent(err error) bool {
 	var p permanent
 	return errors.As(err, &p)
+}
+
+type unwanted struct{ error }
+
+func (u unwanted) Unwrap() error { return u.error }
+
+// Pause marks an error with which the receiver says that it wants nothing any more. The subscriber is
+// paused until a person resumes it, and the event is owed to it like those that follow.
+func Pause(err error) error {
+	if err == nil {
+		return nil
+	}
+	return unwanted{err}
+}
+
+// IsPause reports whether err, or one that it wraps, was marked with Pause.
+func IsPause(err error) bool {
+	var u unwanted
+	return errors.As(err, &u)
 }
 
 type retryAfter struct {
