@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -39,64 +40,62 @@ func (n *Notifications) Handle(ctx context.Context, delivery Delivery) error {
 	return handleOne(ctx, n, delivery)
 }
 
-// HandleBatch writes the rows of the batch in one statement and sends the mails that were not sent
-// before, one after the other. A mail that fails holds back later ones of its key, and no others.
+// HandleBatch sends the mails that were not sent before, one after the other, and then writes the rows of
+// the batch in one statement: one commit, which is what an event costs. A mail that fails holds back later
+// ones of its key, and no others; its row is there all the same, without sent_at.
 func (n *Notifications) HandleBatch(ctx context.Context, deliveries []Delivery) error {
 	lessons, failed := readLessons(deliveries)
 	if len(lessons) == 0 {
 		return batchResult(failed)
 	}
-	unsent, err := n.write(ctx, lessons)
+	sent, err := n.sent(ctx, lessons)
 	if err != nil {
-		return fmt.Errorf("write %d rows to notifications: %w", len(lessons), err)
+		return fmt.Errorf("read notifications of %d events: %w", len(lessons), err)
 	}
 	stuck := make(map[string]bool) // keys
-	sent := outgoing{pool: n.pool, log: n.log, marked: time.Now()}
+	done := outgoing{pool: n.pool, log: n.log, written: time.Now()}
 	for _, l := range lessons {
 		switch key := l.Delivery.Key; {
-		case !unsent[l.Delivery.ID]:
-			// Sent at an earlier attempt.
+		case sent[l.Delivery.ID]:
+			// At an earlier attempt, or by another delivery of this batch.
 		case stuck[key]:
 			failed[l.Index] = ErrHeld
+			done.unsent = append(done.unsent, l)
 		default:
 			if err := n.notify(ctx, l); err != nil {
 				failed[l.Index] = err
 				stuck[key] = !IsPermanent(err)
-			} else if err := sent.add(ctx, l); err != nil {
-				return err
+				done.unsent = append(done.unsent, l)
+				continue
+			}
+			sent[l.Delivery.ID] = true
+			done.sent = append(done.sent, l)
+			if time.Since(done.written) >= writeEvery {
+				if err := done.write(ctx); err != nil {
+					return err
+				}
 			}
 		}
 	}
-	if err := sent.mark(ctx); err != nil {
+	if err := done.write(ctx); err != nil {
 		return err
 	}
 	return batchResult(failed)
 }
 
-// write makes sure that the rows are there and returns the ids of those whose mail is not known to be sent.
-func (n *Notifications) write(ctx context.Context, lessons []lesson) (unsent map[string]bool, err error) {
-	ids := column(lessons, idOf)
-	// In the order of the key, so that two batches with events in common cannot deadlock.
-	err = execute(ctx, n.pool, `
-		INSERT INTO public.notifications (event_id, user_id, message)
-		SELECT * FROM unnest($1::text[], $2::bigint[], $3::text[])
-		ORDER BY 1
-		ON CONFLICT (event_id) DO NOTHING`,
-		ids, column(lessons, userOf), column(lessons, textOf))
-	if err != nil {
-		return nil, err
-	}
+// sent returns the ids of those whose mail is known to be sent.
+func (n *Notifications) sent(ctx context.Context, lessons []lesson) (map[string]bool, error) {
 	rows, err := n.pool.Query(ctx, `
-		SELECT event_id FROM public.notifications WHERE event_id = ANY ($1) AND sent_at IS NULL`, ids)
+		SELECT event_id FROM public.notifications WHERE event_id = ANY ($1) AND sent_at IS NOT NULL`, column(lessons, idOf))
 	if err != nil {
 		return nil, err
 	}
 	list, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	unsent = make(map[string]bool, len(list))
+	sent := make(map[string]bool, len(list))
 	for _, id := range list {
-		unsent[id] = true
+		sent[id] = true
 	}
-	return unsent, err
+	return sent, err
 }
 
 func (n *Notifications) notify(ctx context.Context, l lesson) error {
@@ -118,47 +117,40 @@ func textOf(l lesson) string {
 
 const (
 	// A process that dies sends the mails of this time again.
-	markEvery = time.Second
-	// Marking goes on after the batch's context has ended, or everything in hand would be sent again;
+	writeEvery = time.Second
+	// Writing goes on after the batch's context has ended, or everything in hand would be sent again;
 	// this is how long it may keep the batch from returning.
-	markTimeout = 2 * time.Second
+	writeTimeout = 2 * time.Second
 )
 
-// outgoing keeps the mails that were sent and are not yet marked so.
+// outgoing keeps what became of the mails until it is written.
 type outgoing struct {
-	pool    *pgxpool.Pool
-	log     *slog.Logger
-	lessons []lesson
-	marked  time.Time
+	pool         *pgxpool.Pool
+	log          *slog.Logger
+	sent, unsent []lesson
+	written      time.Time
 }
 
-func (o *outgoing) add(ctx context.Context, l lesson) error {
-	o.lessons = append(o.lessons, l)
-	if time.Since(o.marked) < markEvery {
+func (o *outgoing) write(ctx context.Context) error {
+	all := slices.Concat(o.sent, o.unsent)
+	if len(all) == 0 {
 		return nil
 	}
-	return o.mark(ctx)
-}
-
-func (o *outgoing) mark(ctx context.Context) error {
-	if len(o.lessons) == 0 {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), markTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), writeTimeout)
 	defer cancel()
-	// The rows are locked in the order of the key first: an UPDATE alone locks them as it meets them.
+	// In the order of the key, so that two batches with events in common cannot deadlock; each event once,
+	// as an upsert must not meet a row twice.
 	err := execute(ctx, o.pool, `
-		WITH unsent AS (
-			SELECT event_id FROM public.notifications
-			WHERE event_id = ANY ($1) AND sent_at IS NULL
-			ORDER BY event_id FOR UPDATE
-		)
-		UPDATE public.notifications AS n SET sent_at = now() FROM unsent WHERE n.event_id = unsent.event_id`,
-		column(o.lessons, idOf))
+		INSERT INTO public.notifications AS n (event_id, user_id, message, sent_at)
+		SELECT DISTINCT ON (event_id) event_id, user_id, message, CASE WHEN nr <= $4 THEN now() END
+		FROM unnest($1::text[], $2::bigint[], $3::text[]) WITH ORDINALITY AS a(event_id, user_id, message, nr)
+		ORDER BY event_id, nr
+		ON CONFLICT (event_id) DO UPDATE SET sent_at = excluded.sent_at WHERE n.sent_at IS NULL AND excluded.sent_at IS NOT NULL`,
+		column(all, idOf), column(all, userOf), column(all, textOf), len(o.sent))
 	if err != nil {
-		return fmt.Errorf("mark %d notifications as sent: %w", len(o.lessons), err)
+		return fmt.Errorf("write %d rows to notifications: %w", len(all), err)
 	}
-	logHandled(ctx, o.log, "learner notified", o.lessons)
-	o.lessons, o.marked = nil, time.Now()
+	logHandled(ctx, o.log, "learner notified", o.sent)
+	o.sent, o.unsent, o.written = nil, nil, time.Now()
 	return nil
 }
