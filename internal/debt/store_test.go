@@ -110,7 +110,10 @@ func want[T comparable](t testing.TB, what string, got, want T) {
 // A slot for each test of the contract is as good as a database for each.
 func TestStore_keepsTheContractWithCopies(t *testing.T) {
 	db := testdb.New(t)
-	debttest.Run(t, func(t *testing.T, _ []*event.Event) lane.Ower { return debt.NewStore(db.Pool, t.Name()) })
+	debttest.Run(t, func(t *testing.T, _ []*event.Event) lane.Ower {
+		db.Exec(`INSERT INTO walpost.subscribers (slot, name) VALUES ($1, 'sub'), ($1, 'other')`, t.Name())
+		return debt.NewStore(db.Pool, t.Name())
+	})
 }
 
 func TestStore_keepsTheContractByReference(t *testing.T) {
@@ -125,6 +128,7 @@ func TestStore_keepsTheContractByReference(t *testing.T) {
 				VALUES ($1::text::int, $2, $3, $4, $5, $6, $7::text::jsonb, $8::text::jsonb, $9::text::timestamptz) ON CONFLICT DO NOTHING`,
 				e.Row, e.ID, e.Type, e.AggregateType, e.AggregateID, e.Key, string(e.Payload), string(e.Headers), e.OccurredAt)
 		}
+		db.Exec(`INSERT INTO walpost.subscribers (slot, name) VALUES ($1, 'sub'), ($1, 'other')`, t.Name())
 		store := debt.NewStore(db.Pool, t.Name())
 		store.Use([]*outbox.Table{table})
 		return store

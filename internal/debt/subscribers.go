@@ -86,6 +86,11 @@ func (s *Store) Pause(ctx context.Context, name, who, why string) error {
 	return s.setState(ctx, name, "paused", "pause", who, why)
 }
 
+// Unwanted is Pause on the word of the subscriber itself: it wants nothing any more.
+func (s *Store) Unwanted(ctx context.Context, name, why string) error {
+	return s.setState(ctx, name, "paused", "pause", "walpost", reason(why))
+}
+
 // Resume lets a paused subscriber be paid and go on.
 func (s *Store) Resume(ctx context.Context, name, who, why string) error {
 	return s.setState(ctx, name, "live", "resume", who, why)

@@ -75,6 +75,9 @@ func (l *Lane) call(c *call, live []*item) []error {
 	deliveries := make([]subscriber.Delivery, len(live))
 	for i, it := range live {
 		deliveries[i] = subscriber.Delivery{Event: it.ev, Attempt: it.attempts + 1, Term: term}
+		if it.replay != nil {
+			deliveries[i].Replay, deliveries[i].Again = true, it.replay.again
+		}
 	}
 	begun := time.Now()
 	err := l.protect(ctx, deliveries)
@@ -226,6 +229,11 @@ func (l *Lane) settleKey(items []*item, outcome []error, now time.Time) {
 			wait = l.noteFailure(it, err, now)
 		}
 		failed = true
+		if it.replay != nil {
+			l.replayFailed(it, wait)
+			wait = 0 // live events of the key need not wait for it
+			continue
+		}
 		if it.live != nil && l.inScope(it) {
 			l.hold(it) // the key fell into debt while it was in work
 			continue
@@ -260,6 +268,10 @@ func (l *Lane) finish(it *item, err error, now time.Time) {
 			}
 		}
 	}
+	if it.replay != nil {
+		it.replay.finished(err)
+		return // what happened long ago says nothing about the lag
+	}
 	l.metrics.commitToAck.Observe(max(0, now.Sub(it.ev.CommittedAt).Seconds()))
 	switch {
 	case it.live != nil:
@@ -284,8 +296,12 @@ func (l *Lane) noteFailure(it *item, err error, now time.Time) time.Duration {
 	}
 	it.attempts++
 	it.lastErr, it.lastFailure = err, now
-	if it.live == nil {
+	if it.fromDebt() {
 		l.scope.failed[it] = struct{}{}
+	}
+	if subscriber.IsPause(err) && l.unwanted == nil {
+		l.unwanted = err
+		signal(l.desk)
 	}
 	if it.firstFailure.IsZero() {
 		it.firstFailure = now
@@ -309,6 +325,7 @@ func (l *Lane) noteFailure(it *item, err error, now time.Time) time.Duration {
 // recordDead writes the dead letters among the outcomes. One that cannot be written stays open, and its
 // key waits behind it: an event is never neither delivered nor recorded.
 func (l *Lane) recordDead(items []*item, outcome []error) {
+	var refused error // of one: the others would only wait for the same answer
 	for i, it := range items {
 		err := outcome[i]
 		if err == nil || !it.dead && (!subscriber.IsPermanent(err) || errors.As(err, new(wholeBatch))) {
@@ -317,13 +334,18 @@ func (l *Lane) recordDead(items []*item, outcome []error) {
 		if !l.noteDeath(it, err) {
 			continue
 		}
+		if refused != nil {
+			outcome[i] = refused
+			continue
+		}
 		// A stop must not keep a dead letter from being written.
 		ctx, cancel := context.WithTimeout(context.Background(), l.options.Timeout)
 		recordErr := l.writeDead(ctx, it)
 		cancel()
 		if recordErr != nil {
 			l.log.Error("record dead letter, the event stays open", "event", it.ev.ID, "err", recordErr)
-			outcome[i] = fmt.Errorf("record dead letter: %w", recordErr)
+			refused = fmt.Errorf("record dead letter: %w", recordErr)
+			outcome[i] = refused
 			continue
 		}
 		l.sayDead(it, err)

@@ -21,6 +21,8 @@ type debt struct {
 	letters []lane.Owed     // every dead letter in the order in which it was recorded; guarded by mu
 	refused int             // dead letters; guarded by mu
 	refuse  bool            // the database refuses dead letters; guarded by mu
+	paused  string          // why, "" when it is not; guarded by mu
+	changes int64           // by people; guarded by mu
 }
 
 type row struct {
@@ -170,12 +172,27 @@ func (d *debt) Failed(_ context.Context, _ string, owed []lane.Owed) error {
 func (d *debt) Look(context.Context, string) (lane.Look, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	look := lane.Look{Paused: d.paused != "", Change: d.changes}
 	for _, r := range d.inOrder() {
 		if r.state == lane.StateWaiting {
-			return lane.Look{Oldest: r.Event.Position, Any: true, OldestAt: r.Event.CommittedAt}, nil
+			look.Oldest, look.Any, look.OldestAt = r.Event.Position, true, r.Event.CommittedAt
+			break
 		}
 	}
-	return lane.Look{}, nil
+	return look, nil
+}
+
+func (d *debt) Unwanted(_ context.Context, _, why string) error {
+	d.pause(why)
+	return nil
+}
+
+// pause pauses the subscriber, or with "" resumes it.
+func (d *debt) pause(why string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.paused = why
+	d.changes++
 }
 
 func (d *debt) Blocked(context.Context, string) ([]string, error) {

@@ -7,7 +7,7 @@
 // The files in reading order: lane.go (what a lane is), queue.go (order within a key), attempt.go (one
 // call of the subscriber), backoff.go and breaker.go (when to try again), scope.go (which events are
 // held back because their key is in debt), desk.go (the goroutine that records debt), pay.go (how it is
-// read and paid), people.go (what people change meanwhile).
+// read and paid), people.go (what people change meanwhile), replay.go (what is handed over again).
 package lane
 
 import (
@@ -108,6 +108,8 @@ type Lane struct {
 	batch       int                    // events in the next call, below Options.Batch after a batch failed; guarded by mu
 	breaker     breaker                // guarded by mu
 	scope       scope                  // guarded by mu
+	tried       map[*event.Event]*item // given back by a replay after they failed; guarded by mu
+	unwanted    error                  // why the subscriber asks to be paused, until it is; guarded by mu
 	stats       Stats                  // guarded by mu
 	lastSuccess time.Time              // guarded by mu
 	warned      time.Time              // when a failure was last logged; guarded by mu

@@ -35,6 +35,8 @@ type Ower interface {
 	Failed(ctx context.Context, subscriber string, owed []Owed) error
 	// Blocked returns the keys that have a dead letter.
 	Blocked(ctx context.Context, subscriber string) ([]string, error)
+	// Unwanted pauses the subscriber on its own word, until a person resumes it.
+	Unwanted(ctx context.Context, subscriber, why string) error
 	// Look tells what people have changed since the last look, and how far the debt reaches back.
 	Look(ctx context.Context, subscriber string) (Look, error)
 }

@@ -161,7 +161,7 @@ func (d *desk) dropHogs() {
 		return
 	}
 	for q := range l.resting {
-		if q.items[0].live == nil {
+		if q.items[0].fromDebt() {
 			d.without[q.key] = true
 			l.giveUp(q)
 		}

@@ -13,6 +13,9 @@ import (
 func (d *desk) look(ctx context.Context) error {
 	l := d.l
 	d.looked = time.Now()
+	if err := d.pauseAsked(ctx); err != nil {
+		return err
+	}
 	look, err := l.ower.Look(ctx, l.Name())
 	if err != nil {
 		return fmt.Errorf("look at what is owed: %w", err)
@@ -55,6 +58,32 @@ func (d *desk) look(ctx context.Context) error {
 	return nil
 }
 
+// asked reports whether the subscriber asks to be paused.
+func (d *desk) asked() bool {
+	d.l.mu.Lock()
+	defer d.l.mu.Unlock()
+	return d.l.unwanted != nil
+}
+
+// pauseAsked pauses the subscriber on its own word; what follows is as if a person had done it.
+func (d *desk) pauseAsked(ctx context.Context) error {
+	l := d.l
+	l.mu.Lock()
+	why := l.unwanted
+	l.mu.Unlock()
+	if why == nil {
+		return nil
+	}
+	if err := l.ower.Unwanted(ctx, l.Name(), why.Error()); err != nil {
+		return fmt.Errorf("pause: %w", err)
+	}
+	l.log.Error("the subscriber wants nothing any more and is paused until a person resumes it", "err", why)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.unwanted = nil
+	return nil
+}
+
 // pause puts the subscriber in debt and gives up what was read from it. The caller holds mu.
 func (d *desk) pause() {
 	l := d.l
@@ -62,7 +91,7 @@ func (d *desk) pause() {
 		return
 	}
 	if !l.scope.all {
-		l.enterAll("a person has paused it")
+		l.enterAll("it is paused")
 	}
 	for _, q := range l.keys {
 		l.giveUp(q)

@@ -10,7 +10,9 @@ import (
 // item is a delivery in the lane.
 type item struct {
 	ev      *event.Event
-	live    *ack.Delivery // nil for one that was read from the debt
+	live    *ack.Delivery // of one that the stream brought
+	replay  *replay       // of one that is handed over again
+	number  int           // of that one, in its call of Replay
 	offered time.Time     // when the lane got it
 	queue   *keyQueue     // while in work
 
@@ -25,6 +27,9 @@ type item struct {
 	// abandoned: recorded as owed while its handler did not return; what the handler says is ignored.
 	abandoned bool
 }
+
+// fromDebt reports whether the item was read from the debt.
+func (it *item) fromDebt() bool { return it.live == nil && it.replay == nil }
 
 // owed is what is recorded of an item.
 func (it *item) owed() Owed {

@@ -110,9 +110,11 @@ func (l *Lane) assess(now time.Time) {
 		}
 	}
 	for c := range l.calls {
-		head := c.items[0]
-		if c.overdue && head.live != nil && !head.abandoned && (crowded || now.Sub(c.begun) >= l.options.StallAfter) {
-			for _, it := range c.items {
+		if !c.overdue || !crowded && now.Sub(c.begun) < l.options.StallAfter {
+			continue
+		}
+		for _, it := range c.items {
+			if it.live != nil && !it.abandoned {
 				stalled = append(stalled, it.queue)
 			}
 		}
@@ -170,7 +172,11 @@ func (l *Lane) enterKeys(queues []*keyQueue) {
 func (l *Lane) holdQueue(q *keyQueue) {
 	owed := q.items[:0:0]
 	for _, it := range q.items {
-		if it.live == nil {
+		switch {
+		case it.replay != nil:
+			l.giveBack(it)
+			continue
+		case it.live == nil:
 			owed = append(owed, it)
 			continue
 		}
@@ -291,14 +297,14 @@ func (l *Lane) owedItems() []*item {
 	var items []*item
 	for _, q := range l.keys {
 		for _, it := range q.items {
-			if it.live == nil {
+			if it.fromDebt() {
 				items = append(items, it)
 			}
 		}
 	}
 	for c := range l.calls {
 		for _, it := range c.items {
-			if it.live == nil {
+			if it.fromDebt() {
 				items = append(items, it)
 			}
 		}
@@ -307,8 +313,9 @@ func (l *Lane) owedItems() []*item {
 }
 
 // giveUp drops what was read from the debt of a key and is not in work: it stays recorded and is read
-// again later.
+// again later. What is only replayed is given back.
 func (l *Lane) giveUp(q *keyQueue) {
+	l.dropReplays(q)
 	kept := q.items[:0:0]
 	for _, it := range q.items {
 		if it.live == nil {

@@ -15,7 +15,7 @@ import (
 
 const sub = "sub"
 
-// Run is the contract of lane.Ower. open returns an empty debt for the subscribers "sub" and "other", of
+// Run is the contract of lane.Ower. open returns an empty debt for the known subscribers "sub" and "other", of
 // which events may be owed: if the debt points to rows, it has to make these first.
 func Run(t *testing.T, open func(t *testing.T, events []*event.Event) lane.Ower) {
 	for name, test := range map[string]func(*testing.T, *book){
@@ -37,6 +37,7 @@ func Run(t *testing.T, open func(t *testing.T, events []*event.Event) lane.Ower)
 		"Load tells whether anything is beyond, in any state":  loadTellsBeyond,
 		"Blocked gives the keys of dead letters, each once":    blockedGivesKeys,
 		"Look tells the oldest":                                lookTellsTheOldest,
+		"Unwanted pauses":                                      unwantedPauses,
 		"subscribers and sources have nothing to do with each": subscribersAreApart,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -372,6 +373,23 @@ func lookTellsTheOldest(t *testing.T, b *book) {
 	}
 	if got := look(); got.Any {
 		t.Errorf("after all is paid: got %+v", got)
+	}
+}
+
+func unwantedPauses(t *testing.T, b *book) {
+	b.record(b.events[0])
+	b.ok(b.ower.Unwanted(t.Context(), sub, "410 Gone"))
+	for name, want := range map[string]bool{sub: true, "other": false} {
+		look, err := b.ower.Look(t.Context(), name)
+		b.ok(err)
+		debt, err := b.ower.Load(t.Context(), name, event.Position{}, 10)
+		b.ok(err)
+		if look.Paused != want || debt.Paused != want {
+			t.Errorf("%s: looks paused %v and loads paused %v, want %v", name, look.Paused, debt.Paused, want)
+		}
+	}
+	if got := b.waiting(lane.Query{Limit: 10, Bytes: 1000}); len(got) != 1 {
+		t.Errorf("%d deliveries wait, want the one as before", len(got))
 	}
 }
 

@@ -250,6 +250,16 @@ func (m *Memory) Look(ctx context.Context, subscriber string) (lane.Look, error)
 	return look, nil
 }
 
+// Unwanted implements lane.Ower.
+func (m *Memory) Unwanted(ctx context.Context, subscriber, _ string) error {
+	defer m.mu.Unlock()
+	if err := m.begin(ctx); err != nil {
+		return err
+	}
+	m.of(subscriber).paused = true
+	return nil
+}
+
 // begin locks the mutex, which its caller unlocks, and returns why the call is to fail.
 func (m *Memory) begin(ctx context.Context) error {
 	m.mu.Lock()

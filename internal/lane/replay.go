@@ -1,0 +1,139 @@
+package lane
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/backendstart/walpost/internal/event"
+)
+
+// Replayed is what became of the events of one call of Replay.
+type Replayed struct {
+	Delivered, Dead int
+	// Left are the events that were given back, in the order in which they came: offer them again before
+	// anything newer.
+	Left []*event.Event
+	// Wait is how long to leave them alone, because one of them failed; 0 where none did.
+	Wait time.Duration
+}
+
+// replay is one call of Replay. All of it is guarded by Lane.mu.
+type replay struct {
+	again  time.Time
+	open   int           // items neither finished nor given back, and one while they are queued
+	ended  chan struct{} // closed when none is open
+	result Replayed
+	left   []*item
+}
+
+// replayLimit bounds ReplayPage.
+const replayLimit = 500
+
+// ReplayPage is how many events one call of Replay should take: what the workers can have in hand at
+// once, so that a live event waits for no more than one call.
+func (l *Lane) ReplayPage() int { return min(l.options.Concurrency*l.options.Batch, replayLimit) }
+
+// Replay hands events over again, beside what is live, and returns when each is delivered, a dead letter,
+// or given back. An event that fails is given back together with the later ones of its key, so that live
+// events of the key do not wait for its backoff; its attempts are remembered when it is offered again.
+// Given back are also events whose key is in debt, blocked or paused, and all of them while the lane does
+// not run yet, or stops. When ctx ends, what is still in a handler counts as given back.
+//
+// Only one goroutine may call it at a time. again is what subscriber.Delivery.Again says.
+func (l *Lane) Replay(ctx context.Context, events []*event.Event, again time.Time) Replayed {
+	r := &replay{again: again, ended: make(chan struct{}), open: len(events) + 1}
+	l.mu.Lock()
+	tried := l.tried
+	l.tried = nil
+	refused := make(map[string]bool) // keys
+	for i, ev := range events {
+		it := tried[ev]
+		if it == nil {
+			it = l.newItem(ev)
+		}
+		it.replay, it.number, it.queue = r, i, nil
+		key := l.keyOf(ev)
+		if refused[key] || !l.running || l.draining || l.scope.checking || l.inScope(it) {
+			refused[key] = true
+			l.giveBack(it)
+			continue
+		}
+		l.queue(it)
+	}
+	r.settled() // the one that kept it open until all were queued
+	l.pump()
+	l.mu.Unlock()
+
+	select {
+	case <-r.ended:
+	case <-ctx.Done():
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, q := range l.keys {
+		l.dropReplays(q)
+	}
+	for c := range l.calls {
+		for _, it := range c.items {
+			if it.replay == r {
+				it.replay = &replay{} // whatever the handler says, nobody is interested any more
+				r.left = append(r.left, it)
+			}
+		}
+	}
+	slices.SortFunc(r.left, func(a, b *item) int { return a.number - b.number })
+	for _, it := range r.left {
+		r.result.Left = append(r.result.Left, it.ev)
+	}
+	return r.result
+}
+
+// giveBack returns an item of a replay to whoever offered it.
+func (l *Lane) giveBack(it *item) {
+	if it.attempts > 0 {
+		if l.tried == nil {
+			l.tried = make(map[*event.Event]*item)
+		}
+		l.tried[it.ev] = it
+	}
+	it.replay.left = append(it.replay.left, it)
+	it.replay.settled()
+}
+
+// replayFailed gives back an item that failed, and the later ones of its key.
+func (l *Lane) replayFailed(it *item, wait time.Duration) {
+	r := it.replay
+	r.result.Wait = max(r.result.Wait, wait)
+	l.giveBack(it)
+	if q := l.keys[l.keyOf(it.ev)]; q != nil {
+		l.dropReplays(q)
+	}
+}
+
+// dropReplays gives back what is queued of a key and not in work.
+func (l *Lane) dropReplays(q *keyQueue) {
+	q.items = slices.DeleteFunc(q.items, func(it *item) bool {
+		if it.replay == nil {
+			return false
+		}
+		l.giveBack(it)
+		return true
+	})
+}
+
+// finished counts an item that was delivered or recorded as dead.
+func (r *replay) finished(err error) {
+	if err == nil {
+		r.result.Delivered++
+	} else {
+		r.result.Dead++
+	}
+	r.settled()
+}
+
+func (r *replay) settled() {
+	if r.open--; r.open == 0 {
+		close(r.ended)
+	}
+}
