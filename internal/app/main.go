@@ -52,6 +52,7 @@ func Main(ctx context.Context, process Process) int {
 	if err != nil {
 		panic(err) // the model is wrong, not the input
 	}
+	parser.Checks = checks()
 	if len(process.Args) == 0 {
 		process.Args = []string{"--help"}
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/backendstart/walpost/internal/config"
 	"github.com/backendstart/walpost/internal/subscriber"
+	"github.com/backendstart/walpost/internal/subscriber/webhook"
 )
 
 // Kinds are the subscribers that a configuration can name, by kind.
@@ -37,6 +38,7 @@ func Subscribers() Kinds {
 		"recommendations": func(r Room) (subscriber.Subscriber, error) {
 			return subscriber.NewRecommendations(r.Pool, r.Slot, r.Log), nil
 		},
+		"webhook": func(r Room) (subscriber.Subscriber, error) { return webhook.New(webhookOptions(r.Config)) },
 	}
 }
 
@@ -49,6 +51,31 @@ func newNotifications(r Room) (subscriber.Subscriber, error) {
 		return nil, err
 	}
 	return subscriber.NewNotifications(r.Pool, r.Slot, r.Log, notifier), nil
+}
+
+// checks look at what a configuration says of kinds that have keys of their own.
+func checks() map[string]config.Check {
+	return map[string]config.Check{
+		"webhook": func(s config.Subscriber, fail func(string, error)) {
+			for _, problem := range webhookOptions(s).Problems() {
+				fail(problem.Key, problem.Err)
+			}
+		},
+	}
+}
+
+func webhookOptions(s config.Subscriber) webhook.Options {
+	o := webhook.Options{
+		Name: s.Name, URL: s.URL, Headers: make(map[string]string, len(s.Headers)), AllowPrivate: s.AllowPrivate,
+		Format: s.Format, Batch: int(s.Batch), Concurrency: int(s.Concurrency), Timeout: s.Timeout.Std(),
+	}
+	for _, secret := range s.Secret {
+		o.Secrets = append(o.Secrets, secret.Reveal())
+	}
+	for name, value := range s.Headers {
+		o.Headers[name] = value.Reveal()
+	}
+	return o
 }
 
 func (k Kinds) names() []string { return slices.Sorted(maps.Keys(k)) }

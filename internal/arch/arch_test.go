@@ -45,6 +45,7 @@ var rooms = []room{
 	{"wal", "event postgres"},
 	{"ack", "event"},
 	{"subscriber", "event postgres"},
+	{"subscriber/webhook", "event subscriber"},
 	{"lane", "ack event subscriber"},
 	{"debt", "event lane outbox postgres"},
 	{"dispatch", "ack event lane outbox pgoutput"},
@@ -52,7 +53,7 @@ var rooms = []room{
 	{"ops", "debt event lane outbox postgres relay wal"},
 
 	// app builds everything, so it alone may know everybody.
-	{"app", "ack config debt dispatch event httpapi lane ops outbox pgoutput pgserver postgres progress relay subscriber wal"},
+	{"app", "ack config debt dispatch event httpapi lane ops outbox pgoutput pgserver postgres progress relay subscriber subscriber/webhook wal"},
 
 	// For tests.
 	{"testdb", "pgserver postgres"},

@@ -3,7 +3,6 @@ package config
 import (
 	"errors"
 	"fmt"
-	"net/url"
 	"regexp"
 	"slices"
 	"strings"
@@ -59,6 +58,7 @@ var labelName = regexp.MustCompile(`^[a-z0-9_-]{1,64}$`)
 type checker struct {
 	problems *problems
 	where    func(path string) int
+	checks   map[string]Check
 	at       string // path of the source or subscriber that is being looked at
 	label    string // the same for people
 }
@@ -158,8 +158,8 @@ func (c *checker) subscriber(s Subscriber, sources map[string]bool, kinds []stri
 			c.fail("events", "%q is not a pattern of event types: only * is special, as in lesson.*", pattern)
 		}
 	}
-	if s.URL != "" && !isWebURL(s.URL) {
-		c.fail("url", "is not an http or https address without user and password")
+	if check := c.checks[s.Kind]; check != nil {
+		check(s, func(key string, err error) { c.fail(key, "%w", err) })
 	}
 	c.oneOf("ordering", s.Ordering, "key", "total", "none")
 	c.oneOf("after_dead_letter", s.AfterDeadLetter, "continue", "block_key")
@@ -186,9 +186,4 @@ func (c *checker) subscriber(s Subscriber, sources map[string]bool, kinds []stri
 func isPattern(text string) bool {
 	return text != "" && len(text) <= 256 && utf8.ValidString(text) && !strings.ContainsAny(text, `?[]{}\`) &&
 		!strings.ContainsFunc(text, func(r rune) bool { return unicode.IsSpace(r) || unicode.IsControl(r) })
-}
-
-func isWebURL(text string) bool {
-	u, err := url.Parse(text)
-	return err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != "" && u.User == nil
 }

@@ -100,7 +100,7 @@ func (d *document) flatten(path string, node ast.Node) {
 }
 
 // flow decodes sources and subscribers and puts the defaults where the file names none.
-func (d *document) flow(kinds []string) (Flow, error) {
+func (d *document) flow(kinds []string, checks map[string]Check) (Flow, error) {
 	flow := Lessons()
 	if d.root == nil {
 		return flow, nil
@@ -130,7 +130,7 @@ func (d *document) flow(kinds []string) (Flow, error) {
 	if len(named.Subscribers) > 0 {
 		flow.Subscribers = named.Subscribers
 	}
-	(&checker{problems: &d.problems, where: d.lineOf}).flow(flow, kinds)
+	(&checker{problems: &d.problems, where: d.lineOf, checks: checks}).flow(flow, kinds)
 	return flow, nil
 }
 

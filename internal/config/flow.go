@@ -48,12 +48,13 @@ type Subscriber struct {
 	// Events are patterns of event types, in which * is any run of characters; none means all.
 	Events []string `yaml:"events,omitempty"`
 
-	// URL, Secret, Headers and AllowPrivate belong to kinds that deliver over a network. Secret holds
-	// several while a key is being rotated; the first one signs.
+	// URL, Secret, Headers, AllowPrivate and Format belong to kinds that deliver over a network. Secret
+	// holds several while a key is being rotated; all of them sign.
 	URL          string            `yaml:"url,omitempty"`
 	Secret       Secrets           `yaml:"secret,omitempty"`
 	Headers      map[string]Secret `yaml:"headers,omitempty"`
 	AllowPrivate bool              `yaml:"allow_private,omitempty"`
+	Format       string            `yaml:"format,omitempty"`
 
 	// Ordering is "key", "total" or "none".
 	Ordering string `yaml:"ordering"`

@@ -20,6 +20,8 @@ type Parser struct {
 	Flow Flow
 	// Path is the file that was read, "" for none.
 	Path string
+	// Checks look at what only subscribers of a kind have, by kind. Set them before Parse.
+	Checks map[string]Check
 
 	lookup   func(string) (string, bool)
 	kinds    []string
@@ -27,6 +29,9 @@ type Parser struct {
 	origins  map[string]string // by key of the file: what set it, nothing for a default
 	problems problems          // of the environment
 }
+
+// Check looks at a subscriber of its kind and calls fail for each key that is wrong.
+type Check func(s Subscriber, fail func(key string, err error))
 
 // NewParser makes a parser of grammar, a kong structure whose commands embed the options of this
 // package. lookup is os.LookupEnv, or a test's; kinds are the subscribers that the program has.
@@ -102,7 +107,7 @@ func (p *Parser) read(ctx *kong.Context) error {
 	if err := p.unknownKey(doc, ctx.Model.Node); err != nil {
 		return Invalid(err)
 	}
-	if p.Flow, err = doc.flow(p.kinds); err != nil {
+	if p.Flow, err = doc.flow(p.kinds, p.Checks); err != nil {
 		return Invalid(append(doc.errs, err)...)
 	}
 	p.doc = doc

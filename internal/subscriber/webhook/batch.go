@@ -1,0 +1,39 @@
+package webhook
+
+import (
+	"context"
+
+	"github.com/backendstart/walpost/internal/subscriber"
+)
+
+// Handle posts an array of one.
+func (b *Batching) Handle(ctx context.Context, d subscriber.Delivery) error {
+	return b.HandleBatch(ctx, []subscriber.Delivery{d})
+}
+
+// HandleBatch posts all deliveries in one request. The answer is for all of them: after a refusal the lane
+// hands over fewer at once, until the bad one stands alone.
+func (b *Batching) HandleBatch(ctx context.Context, deliveries []subscriber.Delivery) error {
+	size := 2
+	last := deliveries[0] // the one with the most attempts speaks for all
+	for _, d := range deliveries {
+		size += len(d.Payload) + 512
+		if d.Attempt > last.Attempt {
+			last = d
+		}
+	}
+	header := b.attemptHeader(last)
+	appendOne := appendElement
+	if b.format == CloudEventsStructured {
+		header["Content-Type"] = batchType
+		appendOne = appendCloudEvent
+	}
+	body := append(make([]byte, 0, size), '[')
+	for i, d := range deliveries {
+		if i > 0 {
+			body = append(body, ',')
+		}
+		body = appendOne(body, d)
+	}
+	return b.post(ctx, batchID(deliveries), header, append(body, ']'))
+}

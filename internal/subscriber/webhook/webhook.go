@@ -1,0 +1,166 @@
+// Package webhook posts events to an HTTP address of somebody else, signed as Standard Webhooks asks
+// (https://www.standardwebhooks.com). It keeps no state but its connections: what a receiver dedupes on
+// and checks is in the request, and what its answer means is in answer.go. It must never reach an address
+// that nobody allowed; see address.go. docs/webhooks.md is the page for receivers.
+package webhook
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"time"
+
+	"github.com/backendstart/walpost/internal/subscriber"
+)
+
+// Formats of the body.
+const (
+	// Payload is the event's payload, byte for byte; with batches an array of objects that hold it.
+	Payload = "payload"
+	// CloudEvents is the payload with the event's attributes in ce- headers (binary mode).
+	CloudEvents = "cloudevents"
+	// CloudEventsStructured is a JSON object with attributes and payload; with batches an array of them.
+	CloudEventsStructured = "cloudevents-structured"
+)
+
+// Options say where to and how. Problems tells what is wrong with them.
+type Options struct {
+	// Name is the subscriber's identity.
+	Name string
+	// URL is http or https, without user and password.
+	URL string
+	// Secrets sign, all of them side by side, each "whsec_" and the base64 of 24 to 64 bytes. None: the
+	// requests are not signed.
+	Secrets []string
+	// Headers are sent along with every request.
+	Headers map[string]string
+	// AllowPrivate permits addresses that are not of the public internet.
+	AllowPrivate bool
+	// Format is one of the formats above; "" is Payload.
+	Format string
+	// Batch is how many events one request takes at most. Above 1 every body is a JSON array, also that
+	// of a single event.
+	Batch int
+	// Concurrency is how many calls come at the same time. Twice as many connections are used and kept at
+	// most: a replay runs beside the live stream.
+	Concurrency int
+	// Timeout is the deadline that calls come with. Half of it may pass until a connection stands, and
+	// half until TLS does, so that a failure says which of them it was.
+	Timeout time.Duration
+	// Resolver finds the addresses of names; nil is the system's.
+	Resolver *net.Resolver
+}
+
+// Webhook is a subscriber that posts one event per request. It is safe for concurrent use.
+type Webhook struct {
+	name      string
+	url       *url.URL
+	transport *http.Transport
+	keys      keys
+	header    http.Header // of every request; never changed after New
+	format    string
+}
+
+// Batching is a Webhook that posts a JSON array of events per request.
+type Batching struct{ *Webhook }
+
+// New makes the subscriber: a *Webhook, or a *Batching where Batch is above 1. Its errors are mistakes in
+// the options, among them a name that stands for private addresses alone. A name that has no address right
+// now is none: the receiver's names may be away like the receiver itself.
+func New(o Options) (subscriber.Subscriber, error) {
+	var errs []error
+	for _, problem := range o.Problems() {
+		errs = append(errs, fmt.Errorf("%s: %w", problem.Key, problem.Err))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	target, _ := url.Parse(o.URL) // Problems has looked at it
+	if err := o.checkName(target.Hostname()); err != nil {
+		return nil, fmt.Errorf("url: %w", err)
+	}
+	w := &Webhook{name: o.Name, url: target, header: http.Header{}, format: o.Format}
+	for _, secret := range o.Secrets {
+		key, _ := parseSecret(secret)
+		w.keys = append(w.keys, newKey(key))
+	}
+	w.header.Set("User-Agent", "walpost")
+	w.header.Set("Content-Type", "application/json")
+	for name, value := range o.Headers {
+		w.header.Set(name, value)
+	}
+	// An event is the same at each attempt, so a request may be sent once more when the receiver closed a
+	// kept connection under it. The key tells net/http so; without a value it is not sent.
+	w.header["Idempotency-Key"] = []string{}
+	w.transport = newTransport(o)
+	if o.Batch > 1 {
+		return &Batching{w}, nil
+	}
+	return w, nil
+}
+
+// newTransport makes the connections of one subscriber. HTTP/1.1 on purpose: requests that share a
+// connection would share its stalls. No proxy, because it would dial in our place and unchecked.
+func newTransport(o Options) *http.Transport {
+	dialer := &net.Dialer{Timeout: o.Timeout / 2, KeepAlive: 30 * time.Second, Resolver: o.Resolver, Control: guard(o.AllowPrivate)}
+	connections := 2 * o.Concurrency
+	return &http.Transport{
+		DialContext:            dialer.DialContext,
+		TLSHandshakeTimeout:    o.Timeout / 2,
+		MaxConnsPerHost:        connections,
+		MaxIdleConns:           connections,
+		MaxIdleConnsPerHost:    connections,
+		IdleConnTimeout:        90 * time.Second,
+		DisableCompression:     true, // nobody looks into the answer, and a small one can unpack to a large one
+		MaxResponseHeaderBytes: maxAnswer,
+	}
+}
+
+// Name implements subscriber.Subscriber.
+func (w *Webhook) Name() string { return w.name }
+
+// Wants implements subscriber.Subscriber: which events go where is a matter of configuration.
+func (w *Webhook) Wants(string) bool { return true }
+
+// Handle posts one event. Its error is Permanent, Pause or RetryAfter as the answer says.
+func (w *Webhook) Handle(ctx context.Context, d subscriber.Delivery) error {
+	header := w.newHeader(d)
+	body := []byte(d.Payload)
+	switch w.format {
+	case CloudEvents:
+		cloudHeader(header, d)
+	case CloudEventsStructured:
+		header["Content-Type"] = structuredType
+		body = appendCloudEvent(nil, d)
+	}
+	return w.post(ctx, encode(d.ID), header, body)
+}
+
+// post signs and sends. id is as it stands in the header.
+func (w *Webhook) post(ctx context.Context, id string, header http.Header, body []byte) error {
+	w.sign(header, id, time.Now(), body)
+	request := &http.Request{
+		Method: http.MethodPost, URL: w.url, Host: w.url.Host, Header: header,
+		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, ContentLength: int64(len(body)), Body: http.NoBody,
+	}
+	if len(body) > 0 {
+		request.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil }
+		request.Body, _ = request.GetBody()
+	}
+	// The transport itself and no http.Client: no redirect is followed, no cookie is kept, and no error
+	// quotes the URL, which may hold a token.
+	response, err := w.transport.RoundTrip(request.WithContext(ctx))
+	if err != nil {
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		return fmt.Errorf("post to %s: %w", w.url.Host, err)
+	}
+	defer response.Body.Close()
+	return w.judge(ctx, response, len(body))
+}
