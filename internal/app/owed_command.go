@@ -20,6 +20,7 @@ import (
 type owedCommand struct {
 	List    owedList    `cmd:"" help:"List deliveries in the order in which they are sent."`
 	Show    owedShow    `cmd:"" help:"Show everything about an event that is owed, with its payload."`
+	Redrive owedRedrive `cmd:"" help:"Send dead deliveries again."`
 	Discard owedDiscard `cmd:"" help:"Give deliveries up for good."`
 	Add     owedAdd     `cmd:"" help:"Owe a subscriber events of the outbox, or make dead what waits."`
 }
@@ -30,6 +31,7 @@ func (owedCommand) Help() string {
   walpost owed list --subscriber analytics --limit 20
   walpost deadletters list --error "connection refused" --since 2h
   walpost owed show 01M8KYWXP684RBZYHB26RMQSXQ
+  walpost deadletters redrive 01M8KYWXP684RBZYHB26RMQSXQ --why "the receiver is mended"
   walpost deadletters discard --event 01M8KYWXP684RBZYHB26RMQSXQ --why "test data" --dry-run`
 }
 
@@ -37,7 +39,7 @@ func (owedCommand) Help() string {
 type filterOptions struct {
 	Subscriber string `placeholder:"NAME" help:"Owed to this subscriber."`
 	Source     string `placeholder:"NAME" help:"From this source."`
-	State      string `enum:"any,waiting,dead" default:"any" placeholder:"STATE" help:"waiting or dead."`
+	State      string `enum:",waiting,dead" default:"" placeholder:"STATE" help:"waiting or dead; without it both."`
 	Type       string `placeholder:"TYPE" help:"Events of this type."`
 	Key        string `placeholder:"KEY" help:"Events of this key."`
 	Event      string `placeholder:"ID" help:"This event."`
@@ -48,16 +50,20 @@ type filterOptions struct {
 
 func (o filterOptions) filter(r *run) (debt.Filter, error) {
 	state, err := stateOf(r, o.State)
-	return debt.Filter{
-		Subscriber: o.Subscriber, Source: o.Source, State: state, Type: o.Type, Key: o.Key, EventID: o.Event,
+	filter := debt.Filter{
+		Subscriber: o.Subscriber, Source: o.Source, State: state, Type: o.Type, Key: o.Key,
 		Since: o.Since.Time, Until: o.Until.Time, Error: o.Error,
-	}, err
+	}
+	if o.Event != "" {
+		filter.Events = []string{o.Event}
+	}
+	return filter, err
 }
 
 // stateOf reads --state, which `walpost deadletters` knows already.
 func stateOf(r *run, state string) (lane.State, error) {
 	if !strings.HasPrefix(r.parsed.Command(), "deadletters") {
-		return lane.State(strings.TrimPrefix(state, "any")), nil
+		return lane.State(state), nil
 	}
 	if state == string(lane.StateWaiting) {
 		return "", config.Invalid(errors.New("--state: dead letters are dead: walpost owed has those that wait"))
@@ -131,7 +137,7 @@ func (owedShow) Help() string {
 }
 
 func (c owedShow) Run(r *run) error {
-	state, err := stateOf(r, "any")
+	state, err := stateOf(r, "")
 	if err != nil {
 		return err
 	}
@@ -200,82 +206,11 @@ func indented(body json.RawMessage) string {
 	}, text.String())
 }
 
-type owedDiscard struct {
-	deskOptions
-	filterOptions
-	changeOptions
-	Limit int `default:"0" placeholder:"N" help:"Deliveries that are discarded at most; 0 is all that fit."`
-}
-
-func (owedDiscard) Help() string {
-	return `The deliveries are never sent; a row of which nothing else is owed is marked as published. At least one filter beside --state must be given. It counts first and asks at a terminal; elsewhere --yes must say that it is meant. What is recorded after the count stays. A delivery that is in its handler at this moment may be made all the same.
-
-  walpost deadletters discard --subscriber analytics --error "no such user" --why "users were deleted" --dry-run
-  walpost owed discard --subscriber analytics --key 42 --until 2026-01-31 --why "sent by hand" --yes`
-}
-
-func (c owedDiscard) Validate() error {
-	var limit error
-	if c.Limit < 0 {
-		limit = errors.New("--limit: must not be negative")
-	}
-	return config.Invalid(errors.Join(c.deskOptions.Validate(), c.check(), limit))
-}
-
-func (c owedDiscard) Run(r *run) error {
-	filter, err := c.filter(r)
-	if err != nil {
-		return err
-	}
-	if err := filter.Narrow(); err != nil {
-		return err
-	}
-	return c.at(r, func(desk *ops.Desk) error {
-		counts, at, err := desk.Fitting(r.ctx, filter)
-		if err != nil {
-			return err
-		}
-		fitting := ops.Total(counts, c.Limit)
-		switch {
-		case c.DryRun && c.JSON:
-			return writeJSON(r.Stdout, map[string]any{"would_discard": fitting})
-		case fitting == 0 && c.JSON:
-			return writeJSON(r.Stdout, map[string]any{"discarded": 0})
-		case fitting == 0:
-			_, err := fmt.Fprintln(r.Stdout, "Nothing is owed that fits; nothing was changed.")
-			return err
-		case c.DryRun:
-			columns(r.Stdout, tableOf(counts))
-			_, err := fmt.Fprintf(r.Stdout, "\n%s would be discarded. Nothing was changed.\n", plural(fitting))
-			return err
-		}
-		if !c.Yes {
-			columns(r.Stderr, tableOf(counts))
-		}
-		if err := c.ask(r, fmt.Sprintf("Discard %s for good?", plural(fitting))); err != nil {
-			return err
-		}
-		if filter.Until.IsZero() || filter.Until.After(at) {
-			filter.Until = at // what came since was not counted
-		}
-		filter.Limit = c.Limit
-		n, err := desk.Discard(r.ctx, filter, who(), c.Why)
-		if err != nil {
-			return err
-		}
-		if c.JSON {
-			return writeJSON(r.Stdout, map[string]any{"discarded": n})
-		}
-		_, err = fmt.Fprintf(r.Stdout, "%s discarded.\n", plural(int64(n)))
-		return err
-	})
-}
-
 type owedAdd struct {
 	deskOptions
 	reasonOption
 	Subscriber string   `required:"" placeholder:"NAME" help:"Who is owed the events."`
-	State      string   `enum:"any,waiting,dead" default:"any" placeholder:"STATE" help:"waiting, unless you say dead."`
+	State      string   `enum:",waiting,dead" default:"" placeholder:"STATE" help:"waiting or dead; without it what the command says: owed waiting, deadletters dead."`
 	Events     []string `arg:"" name:"event" help:"Event ids, at most 1000."`
 }
 

@@ -52,9 +52,12 @@ func (s *Store) auditMore(ctx context.Context, tx pgx.Tx, note int64, deliveries
 	return id, nil
 }
 
-// tell lets a relay that listens know, at the commit, that something was changed.
+// tell lets a relay that listens know, at the commit, that something was changed. Until then nobody else
+// writes into the audit of this slot: its numbers must become visible in their order, because a relay takes
+// the highest for the last.
 func tell(ctx context.Context, tx pgx.Tx, slot string) error {
-	if _, err := tx.Exec(ctx, `SELECT pg_notify($1, $2)`, Channel, slot); err != nil {
+	_, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended('walpost audit ' || $2, 0)), pg_notify($1, $2)`, Channel, slot)
+	if err != nil {
 		return fmt.Errorf("tell the relay of a change: %w", err)
 	}
 	return nil

@@ -7,85 +7,40 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/outbox"
 )
 
-// Discard gives deliveries up for good and returns how many. Outbox rows of which nothing else is owed are
-// marked: a person has settled them. One that the stream might bring again is kept as paid until the
-// stream is past it.
+// Discard gives deliveries up for good. Outbox rows of which nothing else is owed are marked: a person has
+// settled them. One that the stream might bring again is kept as paid until the stream is past it.
 //
 // It works in pieces that are committed one by one, so after an error some are discarded already; how
-// many, stands in walpost.audit. A waiting delivery may be in its handler at this moment, and be delivered
-// all the same.
-func (s *Store) Discard(ctx context.Context, filter Filter, who, why string) (int, error) {
+// many, says the outcome, and walpost.audit. A waiting delivery may be in its handler at this moment, and be
+// delivered all the same.
+func (s *Store) Discard(ctx context.Context, filter Filter, who, why string) (Outcome, error) {
+	outcome, err := s.discard(ctx, filter, who, why)
+	if err != nil {
+		return outcome, fmt.Errorf("discard owed deliveries, after %d: %w", outcome.Deliveries, err)
+	}
+	return outcome, nil
+}
+
+func (s *Store) discard(ctx context.Context, filter Filter, who, why string) (Outcome, error) {
 	if err := filter.Narrow(); err != nil {
-		return 0, err
+		return Outcome{}, err
 	}
-	limit := filter.Limit
 	where, args := filter.where(s.slot)
-	var audited int64
-	for total := 0; ; {
-		n := maxRows
-		if limit > 0 {
-			n = min(n, limit-total)
-		}
-		found := 0
-		err := s.inTx(ctx, func(tx pgx.Tx) error {
-			chosen, number, err := s.choose(ctx, tx, where, args, n)
-			if found = number; err != nil || found == 0 {
-				return err
-			}
-			note := audited
-			if note == 0 {
-				if note, err = s.audit(ctx, tx, who, "discard", filter.facts(), why); err != nil {
-					return err
-				}
-			}
-			chosen.batch.Queue(`
-				UPDATE walpost.audit
-				SET what = what || jsonb_build_object('deliveries', coalesce((what->>'deliveries')::bigint, 0) + $2::bigint)
-				WHERE id = $1`, note, found)
-			if err := s.settle(ctx, tx, chosen); err != nil {
-				return err
-			}
-			audited = note
-			return nil
-		})
-		if err != nil {
-			return total, fmt.Errorf("discard owed deliveries, after %d: %w", total, err)
-		}
-		if total += found; found < n || total == limit {
-			return total, nil
-		}
-	}
-}
-
-// Narrow returns an error unless the filter is one that Discard takes.
-func (f Filter) Narrow() error {
-	switch {
-	case f == Filter{State: f.State, Limit: f.Limit}:
-		return Refused("discard owed deliveries: the filter chooses everything: name a subscriber, a source, a type, a key, an event, a time or an error")
-	case f.State == lane.StatePaid:
-		return Refused("discard owed deliveries: paid ones are delivered already")
-	}
-	return nil
-}
-
-// settled are deliveries that are locked, to be removed by settle.
-type settled struct {
-	batch pgx.Batch
-	marks marks
+	change := change{action: "discard", fate: Discarded, filter: filter, who: who, why: why}
+	return s.inPieces(ctx, change, func(tx pgx.Tx, _ spot, n int) (*piece, error) { return s.choose(ctx, tx, where, args, n) })
 }
 
 // choose locks deliveries, of any subscribers, and prepares what settles them: those that the stream is
-// past are removed, others become paid. It returns how many there are.
-func (s *Store) choose(ctx context.Context, tx pgx.Tx, where string, args []any, limit int) (*settled, int, error) {
+// past are removed, others become paid.
+func (s *Store) choose(ctx context.Context, tx pgx.Tx, where string, args []any, limit int) (*piece, error) {
 	rows, err := tx.Query(ctx, `
 		SELECT o.subscriber, o.source, o.event_id, o.row_id, o.xid, o.attempts, o.mark OR o.state <> 'paid', `+passed+` FROM walpost.owed o
 		WHERE `+where+` ORDER BY o.event_id, o.source, o.subscriber LIMIT `+strconv.Itoa(limit)+` FOR UPDATE OF o`, args...)
 	if err != nil {
-		return nil, 0, err
+		return nil, err
 	}
 	var (
 		subscriber, source string
@@ -93,9 +48,10 @@ func (s *Store) choose(ctx context.Context, tx pgx.Tx, where string, args []any,
 		xid                int64
 		mark, past         bool
 	)
-	chosen := &settled{marks: make(marks)}
+	chosen := &piece{marks: make(marks)}
 	tables := s.current()
 	_, err = pgx.ForEachRow(rows, []any{&subscriber, &source, &row.EventID, &row.Row, &xid, &row.Attempts, &mark, &past}, func() error {
+		chosen.spots = append(chosen.spots, spot{subscriber: subscriber, source: source, eventID: row.EventID})
 		delivery := []any{s.slot, row.EventID, source, subscriber}
 		if !past {
 			chosen.batch.Queue(`UPDATE walpost.owed SET `+becomesPaid+`, mark = true WHERE `+theDelivery, delivery...)
@@ -107,14 +63,7 @@ func (s *Store) choose(ctx context.Context, tx pgx.Tx, where string, args []any,
 		}
 		return nil
 	})
-	return chosen, chosen.batch.Len(), err
-}
-
-func (s *Store) settle(ctx context.Context, tx pgx.Tx, chosen *settled) error {
-	if err := tx.SendBatch(ctx, &chosen.batch).Close(); err != nil {
-		return err
-	}
-	return s.mark(ctx, tx, chosen.marks)
+	return chosen, err
 }
 
 // Clean removes the paid deliveries of all subscribers that the slot's recorded position has passed, so
@@ -124,9 +73,12 @@ func (s *Store) Clean(ctx context.Context) (int, error) {
 	for total := 0; ; {
 		found := 0
 		err := s.inTx(ctx, func(tx pgx.Tx) error {
-			chosen, n, err := s.choose(ctx, tx, `o.slot = $1 AND o.state = 'paid' AND `+passed, []any{s.slot}, maxRows)
-			if found = n; err != nil || n == 0 {
+			chosen, err := s.choose(ctx, tx, `o.slot = $1 AND o.state = 'paid' AND `+passed, []any{s.slot}, maxRows)
+			if err != nil {
 				return err
+			}
+			if found = len(chosen.spots); found == 0 {
+				return nil
 			}
 			return s.settle(ctx, tx, chosen)
 		})

@@ -33,7 +33,7 @@ func (s *Store) List(ctx context.Context, filter Filter) ([]Row, error) {
 func (s *Store) Show(ctx context.Context, eventID string) ([]Row, error) {
 	var rows []Row
 	err := s.inTx(ctx, func(tx pgx.Tx) (err error) {
-		where, args := Filter{EventID: eventID}.where(s.slot)
+		where, args := Filter{Events: []string{eventID}}.where(s.slot)
 		rows, err = collect(tx.Query(ctx, "SELECT "+rowColumns+bodyColumns+" FROM walpost.owed o WHERE "+where+" ORDER BY o.source, o.subscriber", args...))
 		if err != nil {
 			return err
@@ -80,7 +80,7 @@ type Filter struct {
 	State        lane.State
 	Type         string
 	Key          string
-	EventID      string
+	Events       []string  // any of these ids
 	Since, Until time.Time // when the delivery was recorded as owed; Until is exclusive
 	Error        string    // a part of the last error
 	Limit        int       // rows; 0 is all
@@ -110,7 +110,10 @@ func (f Filter) where(slot string) (string, []any) {
 	add(f.Source != "", "o.source = $", f.Source)
 	add(f.Type != "", "o.event_type = $", f.Type)
 	add(f.Key != "", "o.key = $", f.Key)
-	add(f.EventID != "", "o.event_id = $", f.EventID)
+	if len(f.Events) > 0 {
+		add(true, "o.event_id = ANY ($", f.Events)
+		sql.WriteString(")")
+	}
 	add(!f.Since.IsZero(), "o.recorded_at >= $", f.Since)
 	add(!f.Until.IsZero(), "o.recorded_at < $", f.Until)
 	if f.Error != "" {
@@ -125,11 +128,14 @@ func (f Filter) facts() map[string]any {
 	facts := make(map[string]any)
 	for name, value := range map[string]string{
 		"subscriber": f.Subscriber, "source": f.Source, "state": string(f.State), "type": f.Type,
-		"key": f.Key, "event": f.EventID, "error": f.Error,
+		"key": f.Key, "error": f.Error,
 	} {
 		if value != "" {
 			facts[name] = value
 		}
+	}
+	if len(f.Events) > 0 {
+		facts["events"] = f.Events[:min(len(f.Events), maxNoted)]
 	}
 	if !f.Since.IsZero() {
 		facts["since"] = f.Since.UTC()

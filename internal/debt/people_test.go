@@ -26,11 +26,11 @@ func dead(t *testing.T, store *debt.Store, subscriber, reason string, events ...
 
 func discard(t *testing.T, store *debt.Store, filter debt.Filter) int {
 	t.Helper()
-	n, err := store.Discard(t.Context(), filter, "me", "why not")
+	outcome, err := store.Discard(t.Context(), filter, "me", "why not")
 	if err != nil {
 		t.Fatal(err)
 	}
-	return n
+	return outcome.Deliveries
 }
 
 func ids(owed []lane.Owed) string {
@@ -63,8 +63,9 @@ func TestList_choosesByEveryField(t *testing.T) {
 		{debt.Filter{State: lane.StateDead}, "a/e4 b/e1"},
 		{debt.Filter{State: lane.StatePaid}, "b/e2"},
 		{debt.Filter{State: "no'such"}, ""},
-		{debt.Filter{Source: "lessons", EventID: "e1"}, "a/e1 b/e1"},
+		{debt.Filter{Source: "lessons", Events: []string{"e1"}}, "a/e1 b/e1"},
 		{debt.Filter{Source: "another"}, ""},
+		{debt.Filter{Events: []string{"e2", "e4", "e9"}}, "a/e2 a/e4"},
 		{debt.Filter{Type: "other"}, "a/e2"},
 		{debt.Filter{Key: "k3"}, "a/e3"},
 		{debt.Filter{Since: year}, "a/e1 a/e2 a/e4 b/e1"},
@@ -108,7 +109,7 @@ func TestListAndShow_tellWhatIsRecorded(t *testing.T) {
 	record(t, store, "a", events...)
 	dead(t, store, "b", "no", events...)
 	for _, show := range []bool{false, true} {
-		rows, err := store.List(t.Context(), debt.Filter{EventID: "e1"})
+		rows, err := store.List(t.Context(), debt.Filter{Events: []string{"e1"}})
 		payload := ""
 		if show {
 			rows, err = store.Show(t.Context(), "e1")
@@ -154,7 +155,7 @@ func TestDiscard_marksTheRowOfSeveralSubscribersOnce(t *testing.T) {
 	stand(db, 1000)
 	dead(t, store, "a", "no", events...)
 	dead(t, store, "b", "no", events...)
-	want(t, "discarded", discard(t, store, debt.Filter{EventID: "e1"}), 2)
+	want(t, "discarded", discard(t, store, debt.Filter{Events: []string{"e1"}}), 2)
 	want(t, "marked", marked(db), "e1:4")
 }
 

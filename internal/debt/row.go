@@ -87,6 +87,9 @@ func (s *Store) fill(ctx context.Context, tx pgx.Tx, rows []Row) error {
 		for i := range rows {
 			if e := rows[i].Event; !rows[i].Copied && e.Source == source {
 				rows[i].Event = referred(e, events[e.Row])
+				if s.maxEvent > 0 {
+					rows[i].Event.Limit(s.maxEvent)
+				}
 			}
 		}
 	}

@@ -35,6 +35,8 @@ type Store struct {
 	pool  *pgxpool.Pool
 	slot  string
 	fence *Fence // nil for people, who may change the debt under any leadership
+	// maxEvent is the size in bytes above which an event that is owed by reference is not sent; 0 is none.
+	maxEvent int
 
 	tables outbox.Tables
 }
@@ -47,6 +49,13 @@ func NewStore(pool *pgxpool.Pool, slot string) *Store { return &Store{pool: pool
 // Within lets the store write only under a leadership. Call it before the store is used.
 func (s *Store) Within(fence *Fence) *Store {
 	s.fence = fence
+	return s
+}
+
+// Limit makes an event that is read from its row, and has more than so many bytes, an invalid one. Call it
+// before the store is used.
+func (s *Store) Limit(maxEvent int) *Store {
+	s.maxEvent = maxEvent
 	return s
 }
 

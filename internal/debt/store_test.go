@@ -351,8 +351,8 @@ func TestStores_ofDifferentSlotsHaveNothingToDoWithEachOther(t *testing.T) {
 	if got := waiting(t, other, "sub"); len(got) != 0 {
 		t.Errorf("waiting: got %v", got)
 	}
-	if n, err := other.Discard(t.Context(), debt.Filter{Subscriber: "sub"}, "me", ""); n != 0 || err != nil {
-		t.Errorf("discarded: got %d, %v", n, err)
+	if outcome, err := other.Discard(t.Context(), debt.Filter{Subscriber: "sub"}, "me", ""); outcome.Deliveries != 0 || err != nil {
+		t.Errorf("discarded: got %d, %v", outcome.Deliveries, err)
 	}
 	counts, err := store.Counts(t.Context())
 	if err != nil {

@@ -147,7 +147,7 @@ func (s *Store) Forget(ctx context.Context, name, who, why string) error {
 		if _, err := tx.Exec(ctx, `DELETE FROM walpost.subscribers WHERE slot = $1 AND name = $2`, s.slot, name); err != nil {
 			return err
 		}
-		_, err = s.audit(ctx, tx, who, "forget", map[string]any{"subscriber": name, "deliveries": discarded}, why)
+		_, err = s.audit(ctx, tx, who, "forget", map[string]any{"subscriber": name, "deliveries": discarded.Deliveries}, why)
 		return err
 	})
 	if err != nil {

@@ -121,18 +121,6 @@ func (d *Desk) Fitting(ctx context.Context, filter debt.Filter) ([]debt.Count, t
 	return d.debt().Fitting(ctx, filter)
 }
 
-// Discard gives deliveries up for good and returns how many. After an error some may be.
-func (d *Desk) Discard(ctx context.Context, filter debt.Filter, who, why string) (int, error) {
-	if err := filter.Narrow(); err != nil {
-		return 0, err
-	}
-	store, err := d.debtWithTables(ctx)
-	if err != nil {
-		return 0, err
-	}
-	return store.Discard(ctx, filter, who, why)
-}
-
 // Added is what became of events that were added.
 type Added struct {
 	// Deliveries is how many were added, or made dead. What was owed already is not among them.

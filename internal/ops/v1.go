@@ -53,6 +53,7 @@ func (s *Server) routeDesk() {
 		deliveries, err := desk.Show(ctx, r.PathValue("event"))
 		return map[string]any{"owed": deliveries}, err
 	})
+	route("POST /v1/owed/redrive", s.redrive)
 	route("POST /v1/owed/discard", s.discard)
 	route("POST /v1/owed/add", s.add)
 }
@@ -77,48 +78,6 @@ func changeState(change func(ctx context.Context, subscriber, who, why string) e
 		name := r.PathValue("name")
 		return map[string]string{"subscriber": name, "state": state}, change(ctx, name, body.by(r), body.Why)
 	}
-}
-
-func (s *Server) discard(ctx context.Context, r *http.Request) (any, error) {
-	var body struct {
-		reasons
-		Subscriber string     `json:"subscriber"`
-		Source     string     `json:"source"`
-		State      lane.State `json:"state"`
-		Type       string     `json:"type"`
-		Key        string     `json:"key"`
-		Event      string     `json:"event"`
-		Since      time.Time  `json:"since"`
-		Until      time.Time  `json:"until"`
-		Error      string     `json:"error"`
-		Limit      int        `json:"limit"`
-		DryRun     bool       `json:"dry_run"`
-	}
-	if err := decode(r, &body); err != nil {
-		return nil, err
-	}
-	filter := debt.Filter{
-		Subscriber: body.Subscriber, Source: body.Source, State: body.State, Type: body.Type, Key: body.Key,
-		EventID: body.Event, Since: body.Since, Until: body.Until, Error: body.Error, Limit: body.Limit,
-	}
-	if body.Limit < 0 {
-		return nil, debt.Refused("limit: it must not be negative")
-	}
-	if err := checkState(body.State); err != nil {
-		return nil, err
-	}
-	if err := filter.Narrow(); err != nil {
-		return nil, err
-	}
-	if body.DryRun {
-		counts, _, err := s.options.Desk.Fitting(ctx, filter)
-		return map[string]any{"would_discard": Total(counts, body.Limit)}, err
-	}
-	if body.Why == "" {
-		return nil, needsWhy
-	}
-	n, err := s.options.Desk.Discard(ctx, filter, body.by(r), body.Why)
-	return map[string]any{"discarded": n}, err
 }
 
 func (s *Server) add(ctx context.Context, r *http.Request) (any, error) {
@@ -176,7 +135,7 @@ func filterOf(query url.Values) (debt.Filter, error) {
 		case "key":
 			filter.Key = value
 		case "event":
-			filter.EventID = value
+			filter.Events = []string{value}
 		case "since":
 			filter.Since, err = time.Parse(time.RFC3339, value)
 		case "until":

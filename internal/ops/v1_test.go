@@ -150,6 +150,10 @@ func TestV1_changesWhatIsAskedForAndWritesDownWhoAsked(t *testing.T) {
 		{"/v1/owed/discard", `{"subscriber": "analytics", "limit": 1, "why": "the rest"}`, "map[discarded:1]"},
 		{"/v1/owed/add", `{"subscriber": "analytics", "events": ["e4", "none"], "why": "lost"}`, "map[deliveries:1 missing:[none]]"},
 		{"/v1/owed/add", `{"subscriber": "analytics", "events": ["e4"], "state": "dead", "why": "lost"}`, "map[deliveries:1]"},
+		{"/v1/owed/redrive", `{"type": "lesson.completed", "dry_run": true}`, "map[gone:1 would_redrive:1]"},
+		{"/v1/owed/redrive", `{"event": "e4", "why": "mended"}`,
+			"map[events:[map[detail:redriven event:e4 result:redriven source:lessons subscriber:analytics]] redriven:1]"},
+		{"/v1/owed/redrive", `{"type": "lesson.completed", "state": "dead", "why": "mended"}`, "map[gone:1 redriven:0]"},
 	} {
 		code, answer := c.ask(t, "POST", step.path, step.body)
 		if got := fmt.Sprint(answer); code != http.StatusOK || got != step.want {
@@ -162,7 +166,7 @@ func TestV1_changesWhatIsAskedForAndWritesDownWhoAsked(t *testing.T) {
 	if got := state(); got != "live" {
 		t.Errorf("after a resume the state is %s", got)
 	}
-	if got := c.Text(`SELECT string_agg(event_id || state, ' ' ORDER BY event_id) FROM walpost.owed`); got != "e3dead e4dead" {
+	if got := c.Text(`SELECT string_agg(event_id || state, ' ' ORDER BY event_id) FROM walpost.owed`); got != "e3dead e4waiting" {
 		t.Errorf("owed is %s", got)
 	}
 	if got := c.Text(`SELECT string_agg(event_id, ' ' ORDER BY id) FROM outbox WHERE published_at IS NOT NULL`); got != "e1 e2" {
@@ -195,6 +199,11 @@ func TestV1_refusesWhatCannotBeMeant(t *testing.T) {
 		{"POST", "/v1/owed/discard", `{"why": "x", "subscriber": "a", "state": "paid"}`, 400, "waiting or dead"},
 		{"POST", "/v1/owed/discard", `{"why": "x", "subscriber": "a"} {}`, 400, "follows"},
 		{"POST", "/v1/owed/discard", `{"why": "x", "subscriber": "a", "limit": -1}`, 400, "negative"},
+		{"POST", "/v1/owed/redrive", `{"subscriber": "analytics"}`, 400, "why"},
+		{"POST", "/v1/owed/redrive", `{"why": "x"}`, 400, "chooses everything"},
+		{"POST", "/v1/owed/redrive", `{"why": "x", "subscriber": "analytics", "state": "waiting"}`, 400, "sent by themselves"},
+		{"POST", "/v1/owed/redrive", `{"why": "x", "subscriber": "billing"}`, 400, "left the configuration"},
+		{"POST", "/v1/owed/redrive", `{"dry_run": true, "subscriber": "nobody"}`, 404, "no subscriber"},
 		{"POST", "/v1/owed/add", `{"why": "x", "subscriber": "analytics"}`, 400, "events"},
 		{"POST", "/v1/owed/add", `{"subscriber": "analytics", "events": ["e4"]}`, 400, "why"},
 		{"POST", "/v1/owed/add", `{"why": "x", "subscriber": "nobody", "events": ["e4"]}`, 404, "no subscriber"},
@@ -246,7 +255,7 @@ func TestV1_needsTheTokenBeyondLoopback(t *testing.T) {
 	for _, request := range [][2]string{
 		{"GET", "/v1/status"}, {"GET", "/v1/subscribers"}, {"GET", "/v1/owed"}, {"GET", "/v1/owed/e1"},
 		{"POST", "/v1/subscribers/analytics/pause"}, {"POST", "/v1/subscribers/analytics/resume"},
-		{"POST", "/v1/owed/discard"}, {"POST", "/v1/owed/add"},
+		{"POST", "/v1/owed/redrive"}, {"POST", "/v1/owed/discard"}, {"POST", "/v1/owed/add"},
 	} {
 		if code, answer := c.ask(t, request[0], request[1], "{}"); code != http.StatusUnauthorized || strings.Contains(fmt.Sprint(answer), "analytics") {
 			t.Errorf("%v without a token: %d %v", request, code, answer)

@@ -75,8 +75,8 @@ func TestRelay_keepsLaterEventsBehindADeadLetterUntilAPersonHasDealtWithIt(t *te
 			if got := ofKey(sub.Calls(), "k"); len(got) > 0 {
 				t.Errorf("handed over %v behind a dead letter", got)
 			}
-			if n, err := book(db).Discard(t.Context(), debt.Filter{EventID: "k-0"}, "test", "settled by hand"); n != 1 || err != nil {
-				t.Fatalf("discarded %d: %v", n, err)
+			if outcome, err := book(db).Discard(t.Context(), debt.Filter{Events: []string{"k-0"}}, "test", "settled by hand"); outcome.Deliveries != 1 || err != nil {
+				t.Fatalf("discarded %d: %v", outcome.Deliveries, err)
 			}
 			eventually(t, "nothing is owed", func() bool { return owed(db, "sub", "waiting") == 0 })
 			if got, want := ofKey(sub.Calls(), "k"), []string{"k-1", "k-2", "k-3"}; !slices.Equal(got, want) {

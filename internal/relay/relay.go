@@ -98,7 +98,7 @@ func New(o Options) *Relay {
 		vectors: lane.NewVectors(o.Registry),
 		state:   Starting,
 	}
-	r.owed = debt.NewStore(o.Pool, o.Slot).Within(r.fence)
+	r.owed = debt.NewStore(o.Pool, o.Slot).Within(r.fence).Limit(o.MaxEvent)
 	r.registerMetrics()
 	return r
 }

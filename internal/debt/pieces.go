@@ -1,0 +1,108 @@
+package debt
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/lane"
+)
+
+// Narrow returns an error unless the filter is one by which people may change deliveries.
+func (f Filter) Narrow() error {
+	facts := f.facts()
+	delete(facts, "state")
+	switch {
+	case len(facts) == 0:
+		return Refused("the filter chooses everything: name a subscriber, a source, a type, a key, an event, a time or an error")
+	case len(f.Events) > maxRows:
+		return Refused(fmt.Sprintf("%d events are too many at once: name at most %d", len(f.Events), maxRows))
+	case f.State != "" && f.State != lane.StateWaiting && f.State != lane.StateDead:
+		return Refused(fmt.Sprintf("state %q: it must be %s or %s; what is paid was delivered or discarded already", f.State, lane.StateWaiting, lane.StateDead))
+	}
+	return nil
+}
+
+// change is what a person does to all deliveries that a filter chooses.
+type change struct {
+	action   string
+	fate     Fate // of a delivery that is changed
+	filter   Filter
+	who, why string
+}
+
+// piece are deliveries that are locked, and what is about to be done to them in the same transaction.
+type piece struct {
+	spots []spot
+	batch pgx.Batch
+	marks marks
+}
+
+// spot is where a delivery stands in walpost.owed.
+type spot struct {
+	subscriber, source, eventID string
+	position                    event.Position // where it matters in which order they are changed
+}
+
+// inPieces makes a change in transactions of at most maxRows deliveries: nobody waits long for a lock, and
+// each piece takes effect at once. choose locks at most n of them; it is told the last one before. All
+// pieces together are one row of the audit.
+func (s *Store) inPieces(ctx context.Context, c change, choose func(tx pgx.Tx, after spot, n int) (*piece, error)) (Outcome, error) {
+	var (
+		outcome Outcome
+		changed []spot // of events that were named
+		last    spot
+		note    int64 // in the audit
+	)
+	for {
+		n := maxRows
+		if limit := c.filter.Limit; limit > 0 {
+			n = min(n, limit-outcome.Deliveries)
+		}
+		var chosen *piece
+		var noted int64
+		err := s.inTx(ctx, func(tx pgx.Tx) (err error) {
+			chosen, err = choose(tx, last, n)
+			if err != nil || len(chosen.spots) == 0 {
+				return err
+			}
+			if note == 0 {
+				facts := c.filter.facts()
+				facts["deliveries"] = len(chosen.spots)
+				noted, err = s.audit(ctx, tx, c.who, c.action, facts, c.why)
+			} else {
+				noted, err = s.auditMore(ctx, tx, note, len(chosen.spots))
+			}
+			if err != nil {
+				return err
+			}
+			return s.settle(ctx, tx, chosen)
+		})
+		if err != nil {
+			return outcome, err
+		}
+		found := len(chosen.spots)
+		if found > 0 {
+			last, note = chosen.spots[found-1], noted
+		}
+		if len(c.filter.Events) > 0 {
+			changed = append(changed, chosen.spots...)
+		}
+		if outcome.Deliveries += found; found < n || outcome.Deliveries == c.filter.Limit {
+			break
+		}
+	}
+	var err error
+	outcome.Answers, err = s.answers(ctx, c, changed)
+	return outcome, err
+}
+
+// settle does what is about to be done to a piece. It comes last in a transaction.
+func (s *Store) settle(ctx context.Context, tx pgx.Tx, chosen *piece) error {
+	if err := tx.SendBatch(ctx, &chosen.batch).Close(); err != nil {
+		return err
+	}
+	return s.mark(ctx, tx, chosen.marks)
+}

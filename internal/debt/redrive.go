@@ -1,0 +1,153 @@
+package debt
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/lane"
+)
+
+// Redrive makes dead deliveries wait again, the oldest first: a relay sends them, the one that runs within
+// two seconds, else the next. Each keeps its position, so that with block_key it goes before what waits
+// behind it; its attempts and its error stay, but its limits (max_attempts, give_up_after) begin anew.
+//
+// What is not dead is not touched: two who redrive the same deliveries at once have them sent once. An
+// event that was recorded by reference as an invalid one, such as one over max_event, is read and judged
+// anew when it is sent; an invalid one that was copied cannot become valid, and stays.
+//
+// It works in pieces as Discard does. A subscriber that is unknown, or that has left the configuration, is
+// an error.
+func (s *Store) Redrive(ctx context.Context, filter Filter, who, why string) (Outcome, error) {
+	outcome, err := s.redrive(ctx, filter, who, why)
+	if err != nil {
+		return outcome, fmt.Errorf("redrive dead deliveries, after %d: %w", outcome.Deliveries, err)
+	}
+	return outcome, nil
+}
+
+func (s *Store) redrive(ctx context.Context, filter Filter, who, why string) (Outcome, error) {
+	filter, err := s.ofTheDead(ctx, filter)
+	if err != nil {
+		return Outcome{}, err
+	}
+	change := change{action: "redrive", fate: Redriven, filter: filter, who: who, why: why}
+	outcome, err := s.inPieces(ctx, change, func(tx pgx.Tx, after spot, n int) (*piece, error) {
+		return s.chooseDead(ctx, tx, filter, after, n)
+	})
+	if err != nil {
+		return outcome, err
+	}
+	left, _, err := s.Redrivable(ctx, filter)
+	for _, n := range left {
+		outcome.Invalid += n.Invalid
+		outcome.Gone += n.Gone
+	}
+	return outcome, err
+}
+
+// ofTheDead narrows a filter down to the dead deliveries of subscribers that exist.
+func (s *Store) ofTheDead(ctx context.Context, filter Filter) (Filter, error) {
+	if err := filter.Narrow(); err != nil {
+		return filter, err
+	}
+	if filter.State == lane.StateWaiting {
+		return filter, Refused("only dead deliveries can be redriven: those that wait are sent by themselves")
+	}
+	filter.State = lane.StateDead
+	if filter.Subscriber == "" {
+		return filter, nil
+	}
+	var gone *time.Time
+	err := s.pool.QueryRow(ctx, `SELECT gone_at FROM walpost.subscribers WHERE slot = $1 AND name = $2`, s.slot, filter.Subscriber).Scan(&gone)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return filter, unknown(filter.Subscriber)
+	case err == nil && gone != nil:
+		return filter, Refused(fmt.Sprintf("subscriber %q has left the configuration, nobody would send to it: put it back and start the relay, or discard what it is owed", filter.Subscriber))
+	}
+	return filter, err
+}
+
+// chooseDead locks dead deliveries in the order in which they are sent: of a key with several of them, none
+// may be sent before an older one of a later piece. One that has died again meanwhile is behind after.
+func (s *Store) chooseDead(ctx context.Context, tx pgx.Tx, filter Filter, after spot, limit int) (*piece, error) {
+	where, args := filter.where(s.slot)
+	n := len(args)
+	const order = `o.subscriber, o.epoch, o.commit_lsn, o.ordinal, o.source, o.event_id`
+	rows, err := tx.Query(ctx, `
+		SELECT o.subscriber, o.source, o.event_id, o.epoch, o.commit_lsn::text, o.ordinal FROM walpost.owed o
+		WHERE `+where+` AND NOT (`+unsound+`) AND `+sendable+fmt.Sprintf(`
+		AND (`+order+`) > ($%d, $%d::int, $%d::text::pg_lsn, $%d::bigint, $%d, $%d)`, n+1, n+2, n+3, n+4, n+5, n+6)+`
+		ORDER BY `+order+` LIMIT `+strconv.Itoa(limit)+` FOR UPDATE OF o`,
+		append(args, after.subscriber, after.position.Epoch, after.position.Commit.String(), after.position.Ordinal, after.source, after.eventID)...)
+	if err != nil {
+		return nil, err
+	}
+	chosen := new(piece)
+	var at spot
+	var commit string
+	_, err = pgx.ForEachRow(rows, []any{&at.subscriber, &at.source, &at.eventID, &at.position.Epoch, &commit, &at.position.Ordinal}, func() (err error) {
+		if at.position.Commit, err = event.ParseLSN(commit); err != nil {
+			return err
+		}
+		chosen.spots = append(chosen.spots, at)
+		chosen.batch.Queue(becomesWaiting, s.slot, at.eventID, at.source, at.subscriber)
+		return nil
+	})
+	return chosen, err
+}
+
+// becomesWaiting makes a dead delivery wait. How large an event is that was not kept is not known: it counts
+// as so large that it is read alone.
+const becomesWaiting = `
+	UPDATE walpost.owed SET state = 'waiting', next_attempt = NULL, first_failure = NULL, invalid = '',
+	    size = CASE invalid WHEN '' THEN size ELSE 2147483647 END
+	WHERE ` + theDelivery
+
+const (
+	// unsound is true of a delivery, named o, of an event that nothing can make a valid one.
+	unsound = `o.copied AND o.invalid <> ''`
+	// sendable is true of a delivery, named o, whose subscriber is in the configuration.
+	sendable = `EXISTS (SELECT FROM walpost.subscribers s WHERE s.slot = o.slot AND s.name = o.subscriber AND s.gone_at IS NULL)`
+)
+
+// Redrivable is a number of a subscriber's dead deliveries: those that Redrive makes wait, and those that it
+// leaves as they are, because of their event or because the subscriber is in no configuration.
+type Redrivable struct {
+	Subscriber                string
+	Redrivable, Invalid, Gone int64
+}
+
+// Redrivable counts what Redrive would do, by subscriber and whatever the filter's limit, and returns the
+// server's clock at that moment.
+func (s *Store) Redrivable(ctx context.Context, filter Filter) (counts []Redrivable, at time.Time, err error) {
+	if filter, err = s.ofTheDead(ctx, filter); err != nil {
+		return nil, at, err
+	}
+	where, args := filter.where(s.slot)
+	err = s.inTx(ctx, func(tx pgx.Tx) error {
+		if err := tx.QueryRow(ctx, `SELECT now()`).Scan(&at); err != nil {
+			return err
+		}
+		rows, err := tx.Query(ctx, `
+			SELECT subscriber, count(*) FILTER (WHERE sendable AND NOT unsound), count(*) FILTER (WHERE unsound),
+			       count(*) FILTER (WHERE NOT sendable AND NOT unsound)
+			FROM (SELECT o.subscriber, `+sendable+` AS sendable, `+unsound+` AS unsound FROM walpost.owed o WHERE `+where+`) o
+			GROUP BY 1 ORDER BY 1`, args...)
+		if err != nil {
+			return err
+		}
+		counts, err = pgx.CollectRows(rows, pgx.RowToStructByPos[Redrivable])
+		return err
+	})
+	if err != nil {
+		return nil, at, fmt.Errorf("count dead deliveries: %w", err)
+	}
+	return counts, at.UTC(), nil
+}

@@ -1,0 +1,73 @@
+package ops
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"github.com/backendstart/walpost/internal/debt"
+	"github.com/backendstart/walpost/internal/lane"
+)
+
+// choice is the body of a request that changes all deliveries that fit.
+type choice struct {
+	reasons
+	Subscriber string     `json:"subscriber"`
+	Source     string     `json:"source"`
+	State      lane.State `json:"state"`
+	Type       string     `json:"type"`
+	Key        string     `json:"key"`
+	Event      string     `json:"event"`
+	Events     []string   `json:"events"`
+	Since      time.Time  `json:"since"`
+	Until      time.Time  `json:"until"`
+	Error      string     `json:"error"`
+	Limit      int        `json:"limit"`
+	DryRun     bool       `json:"dry_run"`
+}
+
+// choiceOf reads a choice that may be acted on.
+func choiceOf(r *http.Request) (choice, debt.Filter, error) {
+	var c choice
+	if err := decode(r, &c); err != nil {
+		return c, debt.Filter{}, err
+	}
+	filter := debt.Filter{
+		Subscriber: c.Subscriber, Source: c.Source, State: c.State, Type: c.Type, Key: c.Key,
+		Events: c.Events, Since: c.Since, Until: c.Until, Error: c.Error, Limit: c.Limit,
+	}
+	if c.Event != "" {
+		filter.Events = append(filter.Events, c.Event)
+	}
+	switch {
+	case c.Limit < 0:
+		return c, filter, debt.Refused("limit: it must not be negative")
+	case c.Why == "" && !c.DryRun:
+		return c, filter, needsWhy
+	}
+	return c, filter, filter.Narrow()
+}
+
+func (s *Server) redrive(ctx context.Context, r *http.Request) (any, error) {
+	c, filter, err := choiceOf(r)
+	if err != nil {
+		return nil, err
+	}
+	if c.DryRun {
+		counts, _, err := s.options.Desk.Redrivable(ctx, filter)
+		return WouldRedriveOf(counts, c.Limit), err
+	}
+	return s.options.Desk.Redrive(ctx, filter, c.by(r), c.Why)
+}
+
+func (s *Server) discard(ctx context.Context, r *http.Request) (any, error) {
+	c, filter, err := choiceOf(r)
+	if err != nil {
+		return nil, err
+	}
+	if c.DryRun {
+		counts, _, err := s.options.Desk.Fitting(ctx, filter)
+		return map[string]any{"would_discard": Total(counts, c.Limit)}, err
+	}
+	return s.options.Desk.Discard(ctx, filter, c.by(r), c.Why)
+}
