@@ -161,6 +161,7 @@ func (l *Lane) settle(c *call, outcome []error) {
 		l.metrics.overdue.Set(float64(l.overdue))
 	}
 	now := time.Now()
+	l.observe(c, outcome, now)
 	l.judge(c, outcome, now)
 	// The last key first, so that those that go back to the front are in order again.
 	for end := len(c.items); end > 0; {

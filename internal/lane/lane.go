@@ -79,6 +79,9 @@ type Stream struct {
 	Crowds func() bool
 	// Pressed reports whether the window is full and mainly this lane's, so that the others wait for it.
 	Pressed func() bool
+	// Observe is told how the events of a call fared, once a call, under the lane's lock: it must return at
+	// once, and keep neither attempts nor an event. nil tells nobody.
+	Observe func(began time.Time, took time.Duration, attempts []Attempt)
 }
 
 // Lane hands events to one subscriber. Offer may be called before and while Run runs.
@@ -111,6 +114,7 @@ type Lane struct {
 	tried       map[*event.Event]*item // given back by a replay after they failed; guarded by mu
 	unwanted    error                  // why the subscriber asks to be paused, until it is; guarded by mu
 	stats       Stats                  // guarded by mu
+	seen        []Attempt              // scratch of observe; guarded by mu
 	lastSuccess time.Time              // guarded by mu
 	warned      time.Time              // when a failure was last logged; guarded by mu
 

@@ -79,6 +79,7 @@ type Relay struct {
 	vectors *lane.Vectors
 	// owedGauge counts what is owed
 	owedGauge *prometheus.GaugeVec
+	attempts  *Attempts
 
 	mu       sync.Mutex
 	state    State            // guarded by mu
@@ -92,11 +93,12 @@ type Relay struct {
 // New makes a relay and registers its metrics.
 func New(o Options) *Relay {
 	r := &Relay{
-		Options: o,
-		fence:   debt.NewFence(o.Slot),
-		wal:     wal.NewMetrics(o.Registry),
-		vectors: lane.NewVectors(o.Registry),
-		state:   Starting,
+		Options:  o,
+		fence:    debt.NewFence(o.Slot),
+		wal:      wal.NewMetrics(o.Registry),
+		vectors:  lane.NewVectors(o.Registry),
+		attempts: NewAttempts(remembered, time.Now()),
+		state:    Starting,
 	}
 	r.owed = debt.NewStore(o.Pool, o.Slot).Within(r.fence).Limit(o.MaxEvent)
 	r.registerMetrics()
@@ -183,6 +185,9 @@ func (r *Relay) build(s *session, careful bool, found *suspect) *parts {
 			Crowds:   func() bool { return tracker.Crowds(i) },
 			Pressed:  func() bool { return tracker.Pressed(i) },
 			Secured:  s.after[i],
+			Observe: func(began time.Time, took time.Duration, attempts []lane.Attempt) {
+				r.attempts.Record(name, began, took, attempts)
+			},
 			Refuse: func(ev *event.Event) error {
 				if found.is(name, ev) {
 					return errors.New("the process ended several times while this event was handled")

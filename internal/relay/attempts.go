@@ -1,0 +1,194 @@
+package relay
+
+import (
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/lane"
+)
+
+const (
+	// remembered is how many attempts a relay remembers.
+	remembered = 10_000
+	// maxText and maxKey are how many bytes are kept of an error and of a key, maxNames how long all names
+	// of an event may be that are kept without a copy: so the memory of all attempts stays below 20 MB.
+	maxText, maxKey, maxNames = 500, 256, 1024
+	// scanned is how many attempts are looked at before the lanes may go on.
+	scanned = 256
+)
+
+// Attempt is how one event fared in a call of a subscriber. Times are UTC.
+type Attempt struct {
+	// Seq grows with every attempt, also over restarts: it begins with the microseconds since 1970 at
+	// which the process started.
+	Seq         uint64    `json:"seq"`
+	At          time.Time `json:"at"` // when it ended
+	Subscriber  string    `json:"subscriber"`
+	Source      string    `json:"source"`
+	Event       string    `json:"event"`
+	Type        string    `json:"type"`
+	Key         string    `json:"key"` // cut after 256 bytes
+	Position    string    `json:"position"`
+	CommittedAt time.Time `json:"committed_at,omitzero"` // zero where the server did not know it
+	// Number counts the attempts of this delivery from 1; 0 is an event that was never handed over,
+	// because it can be delivered to nobody.
+	Number  int          `json:"attempt"`
+	Outcome lane.Outcome `json:"outcome"`
+	// Batch is how many events the call had, Seconds how long it took.
+	Batch   int     `json:"batch"`
+	Seconds float64 `json:"seconds"`
+	Replay  bool    `json:"replay,omitempty"` // a person asked for it again
+	Error   string  `json:"error,omitempty"`
+
+	position event.Position // Position is written when somebody reads
+}
+
+// AttemptFilter chooses attempts. An empty field chooses all.
+type AttemptFilter struct {
+	Event, Subscriber, Type, Key string
+	Outcome                      lane.Outcome
+}
+
+func (f AttemptFilter) fits(a *Attempt) bool {
+	return (f.Event == "" || f.Event == a.Event) && (f.Subscriber == "" || f.Subscriber == a.Subscriber) &&
+		(f.Type == "" || f.Type == a.Type) && (f.Key == "" || cut(f.Key, maxKey) == a.Key) &&
+		(f.Outcome == "" || f.Outcome == a.Outcome)
+}
+
+// Attempts remembers the last 10,000 attempts of a relay. It is safe for concurrent use. Readers never
+// make a lane wait for longer than it takes to look at 256 attempts: who reads too slowly misses some, and
+// is told how many.
+type Attempts struct {
+	mu      sync.Mutex
+	ring    []Attempt     // the attempt number n stands at n % len; guarded by mu
+	first   uint64        // Seq of the first ever; guarded by mu
+	next    uint64        // Seq of the next one; guarded by mu
+	changed chan struct{} // closed at the next attempt, nil while nobody waits; guarded by mu
+}
+
+// NewAttempts remembers up to size attempts. Their numbers begin at a moment: now, except in tests.
+func NewAttempts(size int, begin time.Time) *Attempts {
+	first := uint64(begin.UnixMicro())
+	return &Attempts{ring: make([]Attempt, size), first: first, next: first}
+}
+
+// Record remembers how a call of a subscriber ended that began at a time and took so long. It keeps
+// nothing of attempts, and of the events only their names.
+func (a *Attempts) Record(subscriber string, began time.Time, took time.Duration, attempts []lane.Attempt) {
+	at, seconds := began.Add(took).UTC(), took.Seconds()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for i := range attempts {
+		tried := &attempts[i]
+		ev := tried.Event
+		kept := &a.ring[a.next%uint64(len(a.ring))]
+		*kept = Attempt{
+			Seq: a.next, At: at, Subscriber: subscriber,
+			Source: ev.Source, Event: ev.ID, Type: ev.Type, Key: cut(ev.Key, maxKey), CommittedAt: ev.CommittedAt.UTC(),
+			Number: tried.Number, Outcome: tried.Outcome, Batch: len(attempts), Seconds: seconds, Replay: tried.Replay,
+			position: ev.Position,
+		}
+		if ev.Size()-len(ev.Payload)-len(ev.Headers) > maxNames {
+			// The names of an event are parts of one text: a long one would stay with the short ones.
+			kept.Event, kept.Type, kept.Key = strings.Clone(kept.Event), strings.Clone(kept.Type), strings.Clone(kept.Key)
+		}
+		if tried.Err != nil {
+			kept.Error = cut(tried.Err.Error(), maxText)
+		}
+		a.next++
+	}
+	if a.changed != nil {
+		close(a.changed)
+		a.changed = nil
+	}
+}
+
+// cut shortens a text, and lets go of the long one.
+func cut(text string, n int) string {
+	if len(text) <= n {
+		return text
+	}
+	return strings.ToValidUTF8(strings.Clone(text[:n]), "")
+}
+
+// Page is a part of what is remembered.
+type Page struct {
+	// Attempts are those that the filter chose, oldest first.
+	Attempts []Attempt
+	// Next is where to go on reading.
+	Next uint64
+	// Missed is how many attempts, chosen or not, were forgotten before they could be looked at.
+	Missed uint64
+	// Changed is closed when there is more to read; nil if there is more already.
+	Changed <-chan struct{}
+}
+
+// Read looks at some of the attempts whose Seq is at least from. A number that this relay has not given,
+// like 0, stands for the oldest that is remembered.
+func (a *Attempts) Read(from uint64, filter AttemptFilter) Page {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	oldest := max(a.first, a.next-min(a.next, uint64(len(a.ring))))
+	var page Page
+	switch {
+	case from < a.first || from > a.next:
+		from = oldest
+	case from < oldest:
+		page.Missed, from = oldest-from, oldest
+	}
+	page.Next = min(a.next, from+scanned)
+	for ; from < page.Next; from++ {
+		if kept := &a.ring[from%uint64(len(a.ring))]; filter.fits(kept) {
+			found := *kept
+			found.Position = found.position.String()
+			page.Attempts = append(page.Attempts, found)
+		}
+	}
+	if page.Next == a.next {
+		if a.changed == nil {
+			a.changed = make(chan struct{})
+		}
+		page.Changed = a.changed
+	}
+	return page
+}
+
+// Last returns the last n attempts that the filter chooses, oldest first, since when attempts are
+// remembered (zero: there was none yet), and from where to Read what comes after them.
+func (a *Attempts) Last(n int, filter AttemptFilter) (last []Attempt, since time.Time, next uint64) {
+	a.mu.Lock()
+	end := a.next
+	oldest := max(a.first, end-min(end, uint64(len(a.ring))))
+	if oldest < end {
+		since = a.ring[oldest%uint64(len(a.ring))].At
+	}
+	a.mu.Unlock()
+	for next = oldest; next < end; {
+		page := a.Read(next, filter)
+		last = append(last, page.Attempts...)
+		last = last[max(0, len(last)-n):]
+		next = page.Next
+	}
+	return last, since, next
+}
+
+// Attempts are what the relay remembers.
+func (r *Relay) Attempts() *Attempts { return r.attempts }
+
+// OpenFor returns the subscribers for which the relay has an event in hand: received from the stream, and
+// neither finished nor owed. It looks at the whole window.
+func (r *Relay) OpenFor(eventID string) []string {
+	r.mu.Lock()
+	tracker := r.tracker
+	r.mu.Unlock()
+	if tracker == nil {
+		return nil
+	}
+	var names []string
+	for _, i := range tracker.OpenFor(eventID) {
+		names = append(names, r.Subscriptions[i].Subscriber.Name())
+	}
+	return names
+}
