@@ -3,6 +3,7 @@ package subscriber
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -22,6 +23,10 @@ import (
 // of the inbox, and finds the event done, or takes it over when the first rolled back. Records are made
 // in the order of their ids, so calls to Once do not deadlock among each other; an effect that locks
 // several rows takes them in a fixed order too, ORDER BY its key, or it may.
+//
+// Where a delivery says Again, a record from before that moment is removed first, in the same transaction,
+// and the new one is never older than it: so the effect happens once more for each replay that asks for
+// it, also if the replay breaks off and begins anew.
 //
 // The event id is the identity, so a subscriber that reads several sources needs ids that are unique
 // over all of them. Once is safe for concurrent use.
@@ -45,15 +50,32 @@ func Once(
 
 // record returns the deliveries that were not in the inbox.
 func record(ctx context.Context, tx pgx.Tx, slot, subscriber string, deliveries []Delivery) ([]Delivery, error) {
-	ids := make([]string, len(deliveries))
+	ids, again := make([]string, len(deliveries)), make([]*time.Time, len(deliveries))
+	replayed := false
 	for i, delivery := range deliveries {
 		ids[i] = delivery.ID
+		if !delivery.Again.IsZero() {
+			again[i], replayed = &delivery.Again, true
+		}
 	}
+	if replayed {
+		// Locked in the order in which they are recorded.
+		_, err := tx.Exec(ctx, `
+			DELETE FROM walpost.inbox WHERE (slot, subscriber, event_id) IN (
+				SELECT i.slot, i.subscriber, i.event_id FROM walpost.inbox i
+				JOIN (SELECT id, max(again) AS again FROM unnest($3::text[], $4::timestamptz[]) AS d(id, again) GROUP BY id) d ON d.id = i.event_id
+				WHERE i.slot = $1 AND i.subscriber = $2 AND i.done_at < d.again ORDER BY i.event_id FOR UPDATE OF i)`,
+			slot, subscriber, ids, again)
+		if err != nil {
+			return nil, err
+		}
+	}
+	// A clock that was set back must not make a new record look like one of before.
 	rows, err := tx.Query(ctx, `
-		INSERT INTO walpost.inbox (slot, subscriber, event_id)
-		SELECT $1, $2, id FROM unnest($3::text[]) AS id GROUP BY id ORDER BY id
+		INSERT INTO walpost.inbox (slot, subscriber, event_id, done_at)
+		SELECT $1, $2, id, greatest(now(), max(again)) FROM unnest($3::text[], $4::timestamptz[]) AS d(id, again) GROUP BY id ORDER BY id
 		ON CONFLICT DO NOTHING
-		RETURNING event_id`, slot, subscriber, ids)
+		RETURNING event_id`, slot, subscriber, ids, again)
 	if err != nil {
 		return nil, err
 	}

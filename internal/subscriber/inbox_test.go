@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -129,4 +130,79 @@ func TestOnce_waitsForTheSameEventInAnotherTransaction(t *testing.T) {
 			}
 		})
 	}
+}
+
+// again makes deliveries of a replay that was asked for at a moment.
+func again(at time.Time, deliveries []subscriber.Delivery) []subscriber.Delivery {
+	deliveries = slices.Clone(deliveries)
+	for i := range deliveries {
+		deliveries[i].Replay, deliveries[i].Again = true, at
+	}
+	return deliveries
+}
+
+func TestOnce_doesAnEffectOnceMoreForEachReplayThatAsksForIt(t *testing.T) {
+	db := testdb.New(t)
+	batch := []subscriber.Delivery{lessonOf(1, "go", 1), lessonOf(1, "go", 2)}
+	once(t, db, "s", "n", batch)
+	once(t, db, "s", "other", batch)
+	replayed := slices.Clone(batch)
+	replayed[0].Replay = true
+	if got := once(t, db, "s", "n", replayed); got != nil {
+		t.Errorf("a replay that does not ask for it has the effects of %q", got)
+	}
+	for round := range 2 {
+		asked := serverTime(t, db)
+		if got, want := once(t, db, "s", "n", again(asked, batch[:1])), idsOf(batch[:1]); !slices.Equal(got, want) {
+			t.Errorf("replay %d: effects of %q, want %q", round, got, want)
+		}
+		// It broke off and began anew; what is live comes with it.
+		if got, want := once(t, db, "s", "n", append(again(asked, batch), batch...)), idsOf(batch[1:]); !slices.Equal(got, want) {
+			t.Errorf("replay %d, anew: effects of %q, want %q", round, got, want)
+		}
+		if got := once(t, db, "s", "n", again(asked, batch)); got != nil {
+			t.Errorf("replay %d, once more: effects of %q, want none", round, got)
+		}
+	}
+	if got := once(t, db, "s", "other", batch); got != nil {
+		t.Errorf("another subscriber's effects happened again: %q", got)
+	}
+}
+
+func TestOnce_doesNotTrustAClockThatWasSetBack(t *testing.T) {
+	db := testdb.New(t)
+	batch := []subscriber.Delivery{lessonOf(1, "go", 1)}
+	asked := serverTime(t, db).Add(time.Hour) // by the clock of another server
+	once(t, db, "s", "n", again(asked, batch))
+	if got := once(t, db, "s", "n", again(asked, batch)); got != nil {
+		t.Errorf("the effect happened twice in one replay: %q", got)
+	}
+}
+
+func TestOnce_forgetsThatItWasAskedAgainWhenTheEffectFails(t *testing.T) {
+	db := testdb.New(t)
+	batch := []subscriber.Delivery{lessonOf(1, "go", 1)}
+	once(t, db, "s", "n", batch)
+	asked := serverTime(t, db)
+	broken := errors.New("broken")
+	err := subscriber.Once(t.Context(), db.Pool, "s", "n", again(asked, batch),
+		func(context.Context, pgx.Tx, []subscriber.Delivery) error { return broken })
+	if !errors.Is(err, broken) {
+		t.Errorf("Once = %v, want %v", err, broken)
+	}
+	if got := once(t, db, "s", "n", batch); got != nil {
+		t.Errorf("the record of the first time is gone: effects of %q", got)
+	}
+	if got, want := once(t, db, "s", "n", again(asked, batch)), idsOf(batch); !slices.Equal(got, want) {
+		t.Errorf("effects at the next attempt of %q, want %q", got, want)
+	}
+}
+
+func serverTime(t *testing.T, db *testdb.DB) time.Time {
+	t.Helper()
+	var now time.Time
+	if err := db.Pool.QueryRow(t.Context(), `SELECT clock_timestamp()`).Scan(&now); err != nil {
+		t.Fatal(err)
+	}
+	return now
 }
