@@ -24,11 +24,14 @@ type Table struct {
 
 	layout   *Layout // over Columns
 	keyTypes []string
-	order    []string // columns that a repair reads by
-	boolean  bool     // Published is a boolean and not a time
-	notNull  bool     // Published cannot be NULL
-	at       string   // the time beside a boolean Published, "" if there is none
-	attempts bool     // there is an integer column attempts
+	order    []string      // columns that a repair reads by
+	place    []placeColumn // the same, made total by the primary key
+	types    []string      // of Columns
+	timed    bool          // there is a time column, of a date type
+	boolean  bool          // Published is a boolean and not a time
+	notNull  bool          // Published cannot be NULL
+	at       string        // the time beside a boolean Published, "" if there is none
+	attempts bool          // there is an integer column attempts
 	warnings []string
 }
 
@@ -156,7 +159,15 @@ func (t *Table) understand(columns []column) error {
 		}
 	}
 	t.attempts = slices.ContainsFunc(columns, func(c column) bool { return c.name == "attempts" && c.category == "N" })
-	return t.findOrder(columns)
+	for _, c := range columns {
+		t.types = append(t.types, c.typ)
+	}
+	t.timed = t.layout.time >= 0 && columns[t.layout.time].category == "D"
+	if err := t.findOrder(columns); err != nil {
+		return err
+	}
+	t.findPlace(columns)
+	return nil
 }
 
 // findOrder chooses what a repair reads by: an integer that grows with each row, else the time.

@@ -1,0 +1,304 @@
+package outbox
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/backendstart/walpost/internal/event"
+)
+
+// A Choice chooses rows of a table, published or not; an empty field chooses all. Since and Until, which
+// is exclusive, are compared with the source's time column, so a row without a time is chosen by neither.
+type Choice struct {
+	Since, Until time.Time
+	Key, Type    string
+}
+
+// A Place is where a row stands in the order in which a repair reads its table: the texts of the order
+// columns and of the primary key, nil for NULL. In JSON it is an array.
+type Place []*string
+
+// A PlacedRow is a row that Page has read.
+type PlacedRow struct {
+	Event *event.Event
+	Place Place
+	// Published tells that the relay has marked the row: every subscriber that wants it has it.
+	Published bool
+}
+
+// Last returns the place of the table's last row, nil when it has none. tx is as for Page.
+func (t *Table) Last(ctx context.Context, tx pgx.Tx) (Place, error) {
+	var order []string
+	for _, c := range t.place {
+		order = append(order, c.sql()+" DESC")
+	}
+	rows, err := tx.Query(ctx, "SELECT "+t.placeSQL()+" FROM "+t.sql()+" t ORDER BY "+strings.Join(order, ", ")+" LIMIT 1",
+		pgx.QueryExecModeSimpleProtocol)
+	if err != nil {
+		return nil, fmt.Errorf("find the last row of %s: %w", t.Source.relation(), err)
+	}
+	defer rows.Close()
+	var last Place
+	for rows.Next() {
+		last = placeOf(rows.RawValues())
+	}
+	if err := rows.Err(); err != nil {
+		return nil, fmt.Errorf("find the last row of %s: %w", t.Source.relation(), err)
+	}
+	return last, nil
+}
+
+// Page reads rows that are chosen, after one place (nil is the beginning) and up to another, in the order
+// in which a repair reads them: by the order column, not by commit time. It returns at most limit rows,
+// and stops after the events have passed bytes; none means that there are no more.
+//
+// Position and XID are left to the caller. tx must be one of postgres.InTx or postgres.InSnapshot: only
+// with their settings does a row have the bytes that the stream had.
+func (t *Table) Page(ctx context.Context, tx pgx.Tx, choice Choice, after, last Place, limit, bytes int) ([]PlacedRow, error) {
+	where, args, err := t.chosen(choice)
+	if err != nil {
+		return nil, err
+	}
+	if len(last) != len(t.place) || after != nil && len(after) != len(t.place) {
+		return nil, fmt.Errorf("read rows of %s: its order or primary key has changed since they were asked for", t.Source.relation())
+	}
+	if after != nil {
+		where += " AND " + t.afterSQL(after, &args)
+	}
+	where += " AND NOT " + t.afterSQL(last, &args)
+	columns := make([]string, len(t.Columns))
+	for at, name := range t.Columns {
+		columns[at] = "NULL" // keeps the layout's indexes
+		if t.layout.uses(at) {
+			columns[at] = "t." + quote(name)
+		}
+	}
+	published := "false"
+	if t.Marks() {
+		published = "NOT (" + t.unpublished() + ")"
+	}
+	var order []string
+	for _, c := range t.place {
+		order = append(order, c.sql())
+	}
+	sql := "SELECT " + strings.Join(columns, ", ") + ", " + published + ", " + t.placeSQL() + " FROM " + t.sql() +
+		" t WHERE " + where + " ORDER BY " + strings.Join(order, ", ") + " LIMIT " + strconv.Itoa(limit)
+	rows, err := tx.Query(ctx, sql, append([]any{pgx.QueryExecModeSimpleProtocol}, args...)...)
+	if err != nil {
+		return nil, fmt.Errorf("read rows of %s: %w", t.Source.relation(), err)
+	}
+	defer rows.Close()
+	var page []PlacedRow
+	for size := 0; size < bytes && rows.Next(); {
+		values := rows.RawValues()
+		n := len(t.Columns)
+		e := t.layout.Event(values[:n])
+		size += e.Size()
+		page = append(page, PlacedRow{Event: e, Published: string(values[n]) == "t", Place: placeOf(values[n+1:])})
+	}
+	rows.Close()
+	if err := rows.Err(); err != nil {
+		return nil, fmt.Errorf("read rows of %s: %w", t.Source.relation(), err)
+	}
+	return page, nil
+}
+
+// A TypeCount is how many rows of one type are chosen.
+type TypeCount struct {
+	Type string
+	Rows int64
+	// Owed ones are waiting or dead for the subscriber; Done ones are not, and stand in its inbox.
+	Owed, Done int64
+}
+
+// Count counts the rows that are chosen by their types, and what of them a subscriber is owed or has done.
+// It reads all that is chosen, which without an index is the whole table. tx is as for Page.
+func (t *Table) Count(ctx context.Context, tx pgx.Tx, choice Choice, slot, subscriber string) ([]TypeCount, error) {
+	where, args, err := t.chosen(choice)
+	if err != nil {
+		return nil, err
+	}
+	args = append(args, slot, subscriber, t.Source.Name)
+	n := len(args)
+	id := "t." + quote(t.Columns[t.layout.id]) + "::text"
+	rows, err := tx.Query(ctx, fmt.Sprintf(`
+		SELECT coalesce(c.type, ''), count(*), count(*) FILTER (WHERE c.owed), count(*) FILTER (WHERE c.done AND NOT c.owed) FROM (
+			SELECT t.%s::text AS type,
+			    EXISTS (SELECT FROM walpost.owed o WHERE o.slot = $%d AND o.subscriber = $%d AND o.source = $%d
+			        AND o.event_id = %s AND o.state IN ('waiting', 'dead')) AS owed,
+			    EXISTS (SELECT FROM walpost.inbox i WHERE i.slot = $%d AND i.subscriber = $%d AND i.event_id = %s) AS done
+			FROM %s t WHERE %s) c
+		GROUP BY 1 ORDER BY 1`, quote(t.Columns[t.layout.typ]), n-2, n-1, n, id, n-2, n-1, id, t.sql(), where),
+		append([]any{pgx.QueryExecModeSimpleProtocol}, args...)...)
+	if err != nil {
+		return nil, fmt.Errorf("count rows of %s: %w", t.Source.relation(), err)
+	}
+	counts, err := pgx.CollectRows(rows, pgx.RowToStructByPos[TypeCount])
+	if err != nil {
+		return nil, fmt.Errorf("count rows of %s: %w", t.Source.relation(), err)
+	}
+	return counts, nil
+}
+
+// Reach tells from when on the table has rows (zero when it has none), and how many rows have no time, so
+// that no choice by time finds them. Without a time column it knows nothing.
+func (t *Table) Reach(ctx context.Context, tx pgx.Tx) (from time.Time, timeless int64, err error) {
+	if !t.timed {
+		return time.Time{}, 0, nil
+	}
+	column := "t." + quote(t.Columns[t.layout.time])
+	var oldest *time.Time
+	// The extremes of a date type are no time that Go knows.
+	err = tx.QueryRow(ctx, `SELECT min(`+column+`) FILTER (WHERE isfinite(`+column+`))::timestamptz, count(*) FILTER (WHERE `+column+` IS NULL)
+		FROM `+t.sql()+` t`).Scan(&oldest, &timeless)
+	if err != nil {
+		return time.Time{}, 0, fmt.Errorf("look how far %s reaches back: %w", t.Source.relation(), err)
+	}
+	if oldest != nil {
+		from = oldest.UTC()
+	}
+	return from, timeless, nil
+}
+
+// chosen is the condition on a row, named t.
+func (t *Table) chosen(c Choice) (where string, args []any, err error) {
+	conditions := []string{"true"}
+	add := func(condition string, value any) {
+		args = append(args, value)
+		conditions = append(conditions, condition+" $"+strconv.Itoa(len(args)))
+	}
+	if !c.Since.IsZero() || !c.Until.IsZero() {
+		if !t.timed {
+			return "", nil, fmt.Errorf("source %q: %s has no column of a date type that tells when an event was: map columns.time, or choose by key or type", t.Source.Name, t.Source.relation())
+		}
+		column := "t." + quote(t.Columns[t.layout.time])
+		if !c.Since.IsZero() {
+			add(column+" >=", c.Since)
+		}
+		if !c.Until.IsZero() {
+			add(column+" <", c.Until)
+		}
+	}
+	if c.Type != "" {
+		add("t."+quote(t.Columns[t.layout.typ])+"::text =", c.Type)
+	}
+	if c.Key != "" {
+		key, err := t.keySQL()
+		if err != nil {
+			return "", nil, err
+		}
+		add(key+" =", c.Key)
+	}
+	return strings.Join(conditions, " AND "), args, nil
+}
+
+// keySQL is the key of a row, as Layout.Event finds it.
+func (t *Table) keySQL() (string, error) {
+	aggregate := "''"
+	if at := t.layout.aggregateID; at >= 0 {
+		aggregate = "coalesce(t." + quote(t.Columns[at]) + "::text, '')"
+	}
+	at := t.layout.key
+	if at < 0 {
+		return aggregate, nil
+	}
+	key := "t." + quote(t.Columns[at])
+	if t.layout.path != nil {
+		if !slices.Contains([]string{"pg_catalog.json", "pg_catalog.jsonb"}, t.types[at]) {
+			return "", fmt.Errorf("source %q: its key stands inside column %q of %s, which is no JSON type, so rows cannot be chosen by key: choose by time or type", t.Source.Name, t.Columns[at], t.Source.relation())
+		}
+		var path []string
+		for _, name := range t.layout.path {
+			path = append(path, "'"+strings.ReplaceAll(name, "'", "''")+"'")
+		}
+		key = "(" + key + " #>> ARRAY[" + strings.Join(path, ", ") + "])"
+	}
+	return "coalesce(nullif(" + key + "::text, ''), " + aggregate + ")", nil
+}
+
+// placeColumn is a column of a Place.
+type placeColumn struct {
+	name, typ string
+	notNull   bool
+}
+
+func (c placeColumn) sql() string { return "t." + quote(c.name) }
+
+// findPlace makes the order total: rows that are equal in the order columns are told apart by the key.
+func (t *Table) findPlace(columns []column) {
+	names := slices.Clone(t.order)
+	for _, name := range t.Key {
+		if !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	for _, name := range names {
+		c := columns[slices.IndexFunc(columns, func(c column) bool { return c.name == name })]
+		t.place = append(t.place, placeColumn{c.name, c.typ, c.notNull})
+		if c.key > 0 && len(t.Key) == 1 {
+			break // what follows the primary key decides nothing, and would keep its index from being used
+		}
+	}
+}
+
+func (t *Table) placeSQL() string {
+	var columns []string
+	for _, c := range t.place {
+		columns = append(columns, c.sql())
+	}
+	return strings.Join(columns, ", ")
+}
+
+// afterSQL is the condition for a row to stand behind a place; it is never NULL. NULLs are the last, as in
+// ORDER BY.
+func (t *Table) afterSQL(place Place, args *[]any) string {
+	values := make([]string, len(place))
+	simple := true
+	for i, c := range t.place {
+		simple = simple && c.notNull
+		if place[i] == nil {
+			values[i] = "NULL::" + c.typ
+			continue
+		}
+		*args = append(*args, *place[i])
+		values[i] = "$" + strconv.Itoa(len(*args)) + "::" + c.typ
+	}
+	if simple { // an index can be used
+		return "((" + t.placeSQL() + ") > (" + strings.Join(values, ", ") + "))"
+	}
+	var either []string
+	same := ""
+	for i, c := range t.place {
+		if place[i] != nil {
+			either = append(either, "("+same+"("+c.sql()+" IS NULL OR "+c.sql()+" > "+values[i]+"))")
+		}
+		same += c.sql() + " IS NOT DISTINCT FROM " + values[i] + " AND "
+	}
+	if len(either) == 0 {
+		return "false"
+	}
+	return "(" + strings.Join(either, " OR ") + ")"
+}
+
+func placeOf(values [][]byte) Place {
+	place := make(Place, len(values))
+	for i, value := range values {
+		if value != nil {
+			text := string(value)
+			place[i] = &text
+		}
+	}
+	return place
+}
+
+// CanChoose returns an error that says why the table cannot choose rows in that way, or nil.
+func (t *Table) CanChoose(c Choice) error {
+	_, _, err := t.chosen(c)
+	return err
+}
