@@ -224,6 +224,7 @@ func (p *parts) start(ctx context.Context, r *Relay, watch func(context.Context)
 	others.Go(func() { p.recorder.run(recording) })
 	others.Go(func() { watch(ctx) })
 	others.Go(func() { r.clean(ctx, p.ledger) })
+	others.Go(func() { r.newReplayer(p).run(ctx, recording) })
 	go func() {
 		lanes.Wait()
 		recorded()

@@ -1,0 +1,193 @@
+package replay
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/backendstart/walpost/internal/debt"
+	"github.com/backendstart/walpost/internal/outbox"
+	"github.com/backendstart/walpost/internal/postgres"
+)
+
+// Store is the replays of one slot. It is safe for concurrent use, also by other processes.
+type Store struct {
+	pool     *pgxpool.Pool
+	slot     string
+	tables   []*outbox.Table
+	messages []string
+}
+
+// NewStore returns the replays of a slot. tables are those of its sources, messages the names of the sources
+// that have none; who only follows or cancels replays needs neither.
+func NewStore(pool *pgxpool.Pool, slot string, tables []*outbox.Table, messages []string) *Store {
+	return &Store{pool, slot, tables, messages}
+}
+
+// Ask makes a replay that the leader will act on. Rows that come after this moment are not part of it.
+// estimated is the number of rows of an estimate.
+func (s *Store) Ask(ctx context.Context, request Request, estimated int64, who, why string) (Replay, error) {
+	if err := request.Check(); err != nil {
+		return Replay{}, err
+	}
+	tables, err := s.chosenTables(request)
+	if err != nil {
+		return Replay{}, err
+	}
+	var asked Replay
+	err = postgres.InTx(ctx, s.pool, func(tx pgx.Tx) error {
+		if err := s.checkSubscriber(ctx, tx, request.Subscriber); err != nil {
+			return err
+		}
+		bounds := make(map[string]outbox.Place)
+		for _, table := range tables {
+			last, err := table.Last(ctx, tx)
+			if err != nil {
+				return err
+			}
+			if last != nil {
+				bounds[table.Source.Name] = last
+			}
+		}
+		text, err := encode(bounds)
+		if err != nil {
+			return err
+		}
+		asked, err = one(tx.Query(ctx, `
+			INSERT INTO walpost.replays AS r (slot, subscriber, since, until, key, event_type, source, again, rate, who, estimated, bounds)
+			VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12::text::jsonb) RETURNING `+columns,
+			s.slot, request.Subscriber, known(request.Since), known(request.Until), request.Key, request.Type, request.Source,
+			request.Again, request.Rate, who, estimated, text))
+		if err != nil {
+			return err
+		}
+		_, err = debt.Audit(ctx, tx, s.slot, who, "replay", map[string]any{"replay": asked.ID, "request": request, "rows": estimated}, why)
+		return err
+	})
+	if err != nil {
+		return Replay{}, fmt.Errorf("ask for a replay to %q: %w", request.Subscriber, err)
+	}
+	return asked, nil
+}
+
+// checkSubscriber returns an error if nobody of that name can be sent anything.
+func (s *Store) checkSubscriber(ctx context.Context, tx pgx.Tx, name string) error {
+	var gone bool
+	err := tx.QueryRow(ctx, `SELECT gone_at IS NOT NULL FROM walpost.subscribers WHERE slot = $1 AND name = $2`, s.slot, name).Scan(&gone)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return fmt.Errorf("%w %q at slot %q: `walpost subscribers list` has their names", debt.ErrNoSubscriber, name, s.slot)
+	case err == nil && gone:
+		return debt.Refused(fmt.Sprintf("subscriber %q has left the configuration: nobody would send it anything", name))
+	}
+	return err
+}
+
+// List returns the newest replays, the newest first.
+func (s *Store) List(ctx context.Context, limit int) ([]Replay, error) {
+	rows, err := s.pool.Query(ctx, `SELECT `+columns+` FROM walpost.replays r WHERE slot = $1 ORDER BY id DESC LIMIT $2`, s.slot, limit)
+	if err != nil {
+		return nil, fmt.Errorf("list replays: %w", err)
+	}
+	replays, err := pgx.CollectRows(rows, scan)
+	if err != nil {
+		return nil, fmt.Errorf("list replays: %w", err)
+	}
+	return replays, nil
+}
+
+// Get returns one replay, or ErrNoReplay.
+func (s *Store) Get(ctx context.Context, id int64) (Replay, error) {
+	replay, err := one(s.pool.Query(ctx, `SELECT `+columns+` FROM walpost.replays r WHERE slot = $1 AND id = $2`, s.slot, id))
+	if errors.Is(err, pgx.ErrNoRows) {
+		err = noReplay(id)
+	}
+	if err != nil {
+		return Replay{}, fmt.Errorf("look up replay %d: %w", id, err)
+	}
+	return replay, nil
+}
+
+// Cancel ends a replay; a relay that runs stops it within two seconds. One that is over is an ErrOver.
+func (s *Store) Cancel(ctx context.Context, id int64, who, why string) (Replay, error) {
+	var replay Replay
+	err := postgres.InTx(ctx, s.pool, func(tx pgx.Tx) (err error) {
+		replay, err = one(tx.Query(ctx, `SELECT `+columns+` FROM walpost.replays r WHERE slot = $1 AND id = $2 FOR UPDATE`, s.slot, id))
+		switch {
+		case errors.Is(err, pgx.ErrNoRows):
+			return noReplay(id)
+		case err != nil:
+			return err
+		case !replay.State.Open():
+			return fmt.Errorf("%w: it is %s since %s", ErrOver, replay.State, replay.EndedAt.Format(time.RFC3339))
+		}
+		replay, err = one(tx.Query(ctx, `
+			UPDATE walpost.replays r SET state = 'cancelled', problem = '', ended_at = now(), updated_at = now()
+			WHERE slot = $1 AND id = $2 RETURNING `+columns, s.slot, id))
+		if err != nil {
+			return err
+		}
+		_, err = debt.Audit(ctx, tx, s.slot, who, "cancel replay", map[string]any{"replay": id, "subscriber": replay.Subscriber}, why)
+		return err
+	})
+	if err != nil {
+		return Replay{}, fmt.Errorf("cancel replay %d: %w", id, err)
+	}
+	return replay, nil
+}
+
+func noReplay(id int64) error {
+	return fmt.Errorf("%w %d at this slot: `walpost replay list` shows them", ErrNoReplay, id)
+}
+
+// columns of a Replay, of a table named r.
+const columns = `r.id, r.state, r.subscriber, r.since, r.until, r.key, r.event_type, r.source, r.again, r.rate, r.who,
+	r.asked_at, r.started_at, r.ended_at, r.updated_at, r.estimated, r.bounds::text,
+	r.delivered, r.dead, r.owed, r.unwanted, r.invalid, r.named::text, r.at_source, r.at_row::text, r.problem`
+
+func scan(row pgx.CollectableRow) (Replay, error) {
+	var r Replay
+	var since, until, started, ended *time.Time
+	var bounds, named string
+	var at *string
+	err := row.Scan(&r.ID, &r.State, &r.Subscriber, &since, &until, &r.Key, &r.Type, &r.Source, &r.Again, &r.Rate, &r.Who,
+		&r.AskedAt, &started, &ended, &r.UpdatedAt, &r.Estimated, &bounds,
+		&r.Delivered, &r.Dead, &r.Owed, &r.Unwanted, &r.Invalid, &named, &r.AtSource, &at, &r.Problem)
+	if err != nil {
+		return r, err
+	}
+	r.Since, r.Until, r.StartedAt, r.EndedAt = or(since), or(until), or(started), or(ended)
+	r.AskedAt, r.UpdatedAt = r.AskedAt.UTC(), r.UpdatedAt.UTC()
+	err = errors.Join(json.Unmarshal([]byte(bounds), &r.bounds), json.Unmarshal([]byte(named), &r.Named))
+	if at != nil {
+		err = errors.Join(err, json.Unmarshal([]byte(*at), &r.At))
+	}
+	return r, err
+}
+
+func one(rows pgx.Rows, err error) (Replay, error) {
+	if err != nil {
+		return Replay{}, err
+	}
+	return pgx.CollectExactlyOneRow(rows, scan)
+}
+
+// known turns the zero time into NULL, or the opposite.
+func known(t time.Time) *time.Time {
+	if t.IsZero() {
+		return nil
+	}
+	return &t
+}
+
+func or(t *time.Time) time.Time {
+	if t == nil {
+		return time.Time{}
+	}
+	return t.UTC()
+}
