@@ -42,6 +42,9 @@ type commands struct {
 	Owed        owedCommand        `cmd:"" help:"See what subscribers are owed, give it up, or owe them more."`
 	Deadletters owedCommand        `cmd:"" help:"The same for what waits for a person: owed with --state=dead."`
 
+	Bench     benchCommand `cmd:"" help:"Measure speed and memory, each beside something plain that does the same."`
+	BenchPart benchPart    `cmd:"" name:"bench-part" hidden:"" help:"Processes of a bench."`
+
 	Token      tokenCommand      `cmd:"" help:"Print a bearer token for the API."`
 	Config     configCommand     `cmd:"" help:"Check the configuration, or show it."`
 	Completion completionCommand `cmd:"" help:"Print the completion script of a shell."`

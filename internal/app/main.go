@@ -9,9 +9,11 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"strings"
 
 	"github.com/alecthomas/kong"
 
+	"github.com/backendstart/walpost/internal/bench"
 	"github.com/backendstart/walpost/internal/config"
 	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/wal"
@@ -48,6 +50,7 @@ func Main(ctx context.Context, process Process) int {
 	parser, err := config.NewParser(&commands, process.Lookup, process.Subscribers.names(),
 		kong.Name("walpost"), kong.Description(description), kong.Writers(process.Stdout, process.Stderr),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: true, NoAppDescFormat: true, WrapUpperBound: 110}),
+		kong.Vars{"cases": strings.Join(bench.Cases(), ",")},
 		kong.Exit(func(int) { shown = true }))
 	if err != nil {
 		panic(err) // the model is wrong, not the input

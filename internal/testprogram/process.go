@@ -72,15 +72,21 @@ type Process struct {
 	ended  chan struct{} // closed when the process has ended and cmd.ProcessState is set
 }
 
-// Start builds walpost at the first call and starts it with a log in JSON and no WALPOST_ variables but
-// those of env (NAME=value). The process is killed when the test ends.
-func Start(t testing.TB, env []string, args ...string) *Process {
+// Binary builds walpost at the first call and returns its path, for a test that runs it to its end.
+func Binary(t testing.TB) string {
 	t.Helper()
 	path, err := binary()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return StartBinary(t, path, env, args...)
+	return path
+}
+
+// Start builds walpost at the first call and starts it with a log in JSON and no WALPOST_ variables but
+// those of env (NAME=value). The process is killed when the test ends.
+func Start(t testing.TB, env []string, args ...string) *Process {
+	t.Helper()
+	return StartBinary(t, Binary(t), env, args...)
 }
 
 // StartBinary is Start for another binary.

@@ -1,0 +1,195 @@
+package bench
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/subscriber"
+)
+
+func TestSpread_isTheMedianBetweenLeastAndGreatest(t *testing.T) {
+	tests := []struct {
+		values []float64
+		want   Spread
+	}{
+		{[]float64{3}, Spread{3, 3, 3}},
+		{[]float64{9, 1, 2}, Spread{2, 1, 9}},
+		{[]float64{4, 1, 2, 9}, Spread{3, 1, 9}},
+	}
+	for _, test := range tests {
+		if got := *spread(test.values); got != test.want {
+			t.Errorf("spread(%v) = %v, want %v", test.values, got, test.want)
+		}
+	}
+}
+
+func newLab() *lab { return &lab{current: "case", report: &Report{}} }
+
+func TestCompare_dividesTurnByTurn(t *testing.T) {
+	l := newLab()
+	// The machine was twice as fast in the second turn: that must not show.
+	ours := []sample{{rate: 100}, {rate: 200}, {rate: 90}}
+	other := []sample{{rate: 50}, {rate: 100}, {rate: 45}}
+	l.compare(bar{what: "speed", unit: "events/s", beside: "the other", bar: 2, aim: 3}, ours, other, rateOf)
+	row := l.report.Rows[0]
+	if got, want := *row.Value, (Spread{2, 2, 2}); got != want {
+		t.Errorf("ratio %v, want %v", got, want)
+	}
+	if got, want := row.Ours.Median, 100.0; got != want {
+		t.Errorf("ours %v, want %v", got, want)
+	}
+}
+
+func TestRow_holdsOnTheRightSideOfItsBar(t *testing.T) {
+	tests := []struct {
+		name  string
+		bar   bar
+		value float64
+		want  bool
+	}{
+		{"at least, above", bar{bar: 2}, 3, true},
+		{"at least, on it", bar{bar: 2}, 2, true},
+		{"at least, below", bar{bar: 2}, 1.9, false},
+		{"at most, below", bar{bar: 2, atMost: true}, 1, true},
+		{"at most, on it", bar{bar: 2, atMost: true}, 2, true},
+		{"at most, above", bar{bar: 2, atMost: true}, 2.1, false},
+		{"nothing at all, and there is something", bar{atMost: true}, 1, false},
+	}
+	for _, test := range tests {
+		l := newLab()
+		l.absolute(test.bar, "", test.value)
+		if got := l.report.Rows[0].Holds; got != test.want {
+			t.Errorf("%s: holds %t, want %t", test.name, got, test.want)
+		}
+	}
+}
+
+// What was not measured must not look fine, in none of the forms.
+func TestReport_saysWhatWasNotRunAndWhy(t *testing.T) {
+	l := newLab()
+	l.notRun("the other is not installed", bar{what: "speed", beside: "the other", bar: 1})
+	var text, markdown, encoded bytes.Buffer
+	if err := errors.Join(l.report.WriteText(&text), l.report.WriteMarkdown(&markdown), json.NewEncoder(&encoded).Encode(l.report)); err != nil {
+		t.Fatal(err)
+	}
+	for form, got := range map[string]string{"text": text.String(), "Markdown": markdown.String()} {
+		if !strings.Contains(got, "not run: the other is not installed") || strings.Contains(got, "holds") {
+			t.Errorf("%s says %s, want why it was not run and no verdict", form, got)
+		}
+	}
+	if got := encoded.String(); !strings.Contains(got, `"not_run":"the other is not installed"`) || !strings.Contains(got, `"holds":false`) {
+		t.Errorf("JSON says %s", got)
+	}
+}
+
+func TestReport_printsBarAimAndVerdictInEachRow(t *testing.T) {
+	l := newLab()
+	l.compare(bar{what: "speed", unit: "events/s", beside: "the other", bar: 2, aim: 3}, []sample{{rate: 25_000}}, []sample{{rate: 10_000}}, rateOf)
+	var got strings.Builder
+	if err := l.report.WriteMarkdown(&got); err != nil {
+		t.Fatal(err)
+	}
+	const want = "| case | speed | 25k events/s | the other: 10k | 2.5× (2.5 to 2.5) | ≥ 2×, holds | ≥ 3× |"
+	if !strings.Contains(got.String(), want) {
+		t.Errorf("the table is\n%s\nwant the line\n%s", got.String(), want)
+	}
+}
+
+func TestCommits_countAHandlerThatWasFasterThanTheCommitAsNoTime(t *testing.T) {
+	c := newCommits()
+	at := time.Unix(100, 0)
+	c.note("early", at)
+	c.note("late", at)
+	got, err := c.until(map[string]int64{"early": at.Add(-time.Millisecond).UnixNano(), "late": at.Add(time.Second).UnixNano()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := sampleOf(got); len(got) != 2 || s.p50 != 0 || got[1] != time.Second {
+		t.Errorf("waits %v", got)
+	}
+	if _, err := c.until(map[string]int64{"early": 1}); err == nil || !strings.Contains(err.Error(), "late") {
+		t.Errorf("an event that was never handled: %v, want an error with its name", err)
+	}
+}
+
+func deliveries(ids ...string) []subscriber.Delivery {
+	var all []subscriber.Delivery
+	for _, id := range ids {
+		all = append(all, subscriber.Delivery{Event: &event.Event{ID: id}})
+	}
+	return all
+}
+
+func TestWatcher_tellsOnceWhenEverythingIsHandled(t *testing.T) {
+	var out bytes.Buffer
+	sub := NewWatcher(3, false, &out).Watch(Noop("noop")).(subscriber.BatchSubscriber)
+	ctx := context.Background()
+	if err := errors.Join(sub.Handle(ctx, deliveries("a")[0]), sub.HandleBatch(ctx, deliveries("b"))); err != nil {
+		t.Fatal(err)
+	}
+	if out.Len() != 0 {
+		t.Errorf("after two of three it said %s", out.String())
+	}
+	if err := errors.Join(sub.HandleBatch(ctx, deliveries("c", "d")), sub.Handle(ctx, deliveries("e")[0])); err != nil {
+		t.Fatal(err)
+	}
+	var line finished
+	if err := json.Unmarshal(out.Bytes(), &line); err != nil || line.Subscriber != "noop" || line.At == 0 {
+		t.Errorf("it said %q (%v), want one line of noop", out.String(), err)
+	}
+}
+
+func TestWatcher_doesNotCountWhatFailed(t *testing.T) {
+	var out bytes.Buffer
+	sub := NewWatcher(1, false, &out).Watch(Down{Noop("down")}).(subscriber.BatchSubscriber)
+	if sub.Handle(context.Background(), deliveries("a")[0]) == nil || sub.HandleBatch(context.Background(), deliveries("a", "b")) == nil {
+		t.Error("a subscriber that is down took an event")
+	}
+	if out.Len() != 0 {
+		t.Errorf("it said %s", out.String())
+	}
+}
+
+func TestWatcher_stampsTheFirstCallOfEachEventAndTellsAtTheEnd(t *testing.T) {
+	var out bytes.Buffer
+	w := NewWatcher(0, true, &out)
+	sub := w.Watch(Noop("noop")).(subscriber.BatchSubscriber)
+	if err := sub.HandleBatch(context.Background(), deliveries("a", "b")); err != nil {
+		t.Fatal(err)
+	}
+	if out.Len() != 0 {
+		t.Errorf("before the end it said %s", out.String())
+	}
+	w.Close()
+	var line finished
+	if err := json.Unmarshal(out.Bytes(), &line); err != nil || line.Called["a"] == 0 || line.Called["b"] == 0 {
+		t.Errorf("it said %q (%v), want when a and b were handled", out.String(), err)
+	}
+}
+
+// one takes events one by one; a wrapper that took batches would change how it is called.
+type one struct{ subscriber.Subscriber }
+
+func TestWatcher_leavesASubscriberWithoutBatchesWithoutBatches(t *testing.T) {
+	if _, ok := NewWatcher(1, false, &bytes.Buffer{}).Watch(one{Noop("one")}).(subscriber.BatchSubscriber); ok {
+		t.Error("it takes batches")
+	}
+}
+
+func TestCases_haveStepsForEachContestantAndTurn(t *testing.T) {
+	o := Options{Turns: 3, Shapes: Shapes}
+	for _, m := range measures() {
+		if got := m.steps(o); got < 1 {
+			t.Errorf("case %s has %d steps", m.name, got)
+		}
+	}
+	if got, want := len(Cases()), len(measures()); got != want || got == 0 {
+		t.Errorf("%d names for %d cases", got, want)
+	}
+}

@@ -1,0 +1,122 @@
+package bench
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const posters = 64 // that post at the same time
+
+// webhook compares posting events to a receiver on this machine with a bare loop of Go's HTTP client against
+// the same receiver. The loop is a process of its own, as the relay is.
+func webhook(ctx context.Context, l *lab) error {
+	events := max(1, l.Events/10)
+	b := bar{what: fmt.Sprintf("webhooks of %d bytes, concurrency %d", l.Payload, posters), unit: "events/s", beside: "bare HTTP client loop", bar: 0.8, aim: 0.95}
+	if !slices.Contains(l.Kinds, "webhook") {
+		l.notRun("this program has no subscribers of kind webhook", b)
+		return nil
+	}
+	receiver, stop, err := receive()
+	if err != nil {
+		return err
+	}
+	defer stop()
+	if _, err := l.backlog(ctx, "100", events, l.Payload); err != nil {
+		return err
+	}
+	f := flow{subscribers: []string{fmt.Sprintf("{name: hook, kind: webhook, url: %q, secret: %q, allow_private: true, concurrency: %d}",
+		receiver, "whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIz", posters)}}
+	samples, err := l.turns(ctx, b.what,
+		contestant{"walpost", func(ctx context.Context) (sample, error) { return l.drain(ctx, f, events, 1) }},
+		contestant{b.beside, func(ctx context.Context) (sample, error) { return l.post(ctx, receiver, events) }})
+	if err != nil {
+		return err
+	}
+	l.compare(b, samples[0], samples[1], rateOf)
+	return nil
+}
+
+// receive answers every request with 204 as soon as its body is read.
+func receive() (url string, stop func(), err error) {
+	listener, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		return "", nil, fmt.Errorf("listen for webhooks: %w", err)
+	}
+	server := &http.Server{
+		ReadHeaderTimeout: 10 * time.Second,
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			_, _ = io.Copy(io.Discard, r.Body) // a broken request is the client's to tell
+			w.WriteHeader(http.StatusNoContent)
+		}),
+	}
+	go func() { _ = server.Serve(listener) }() // it ends when it is closed
+	return "http://" + listener.Addr().String() + "/", func() { _ = server.Close() }, nil
+}
+
+func (l *lab) post(ctx context.Context, url string, events int) (sample, error) {
+	poster, err := l.start(ctx, nil, "post", "--url="+url, fmt.Sprintf("--events=%d", events), fmt.Sprintf("--payload=%d", l.Payload))
+	if err != nil {
+		return sample{}, err
+	}
+	defer poster.stop()
+	all, err := poster.finishedAll(ctx, 1)
+	if err != nil {
+		return sample{}, err
+	}
+
+	return sample{rate: float64(events) / time.Duration(all[0].Took).Seconds()}, nil
+}
+
+// Post posts so many bodies to url, as fast as a client goes that has nothing else to do, and says on out
+// how long it took.
+func Post(ctx context.Context, url string, events, payload int, out io.Writer) error {
+	transport := &http.Transport{MaxIdleConnsPerHost: posters, MaxConnsPerHost: posters}
+	client := &http.Client{Transport: transport, Timeout: 10 * time.Second}
+	body := []byte(strings.Repeat("x", payload))
+	var sent atomic.Int64
+	errs := make([]error, posters)
+	begun := time.Now()
+	var all sync.WaitGroup
+	for i := range posters {
+		all.Go(func() {
+			for errs[i] == nil && sent.Add(1) <= int64(events) {
+				errs[i] = postOne(ctx, client, url, body)
+			}
+		})
+	}
+	all.Wait()
+	took := time.Since(begun)
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	return json.NewEncoder(out).Encode(finished{Subscriber: "post", Took: int64(took), CPU: int64(ownCPU())})
+}
+
+func postOne(ctx context.Context, client *http.Client, url string, body []byte) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	request.Header.Set("Content-Type", "application/json")
+	response, err := client.Do(request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	_, err = io.Copy(io.Discard, response.Body)
+	if err == nil && response.StatusCode != http.StatusNoContent {
+		err = fmt.Errorf("post to %s: %s", url, response.Status)
+	}
+	return err
+}
