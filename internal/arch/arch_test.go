@@ -48,15 +48,17 @@ var rooms = []room{
 	{"subscriber/webhook", "event subscriber"},
 	{"lane", "ack event subscriber"},
 	{"debt", "event lane outbox postgres"},
+	{"replay", "debt event outbox postgres"},
 	{"dispatch", "ack event lane outbox pgoutput"},
-	{"relay", "ack debt dispatch event lane outbox pgoutput postgres subscriber wal"},
-	{"ops", "debt event lane outbox postgres relay wal"},
+	{"relay", "ack debt dispatch event lane outbox pgoutput postgres replay subscriber wal"},
+	{"doctor", "event outbox postgres wal"},
+	{"ops", "debt event lane outbox postgres relay replay wal"},
 
 	// Measuring from outside: what runs in the measured process is a subscriber.
 	{"bench", "event pgserver postgres subscriber"},
 
 	// app builds everything, so it alone may know everybody.
-	{"app", "ack bench config debt dispatch event httpapi lane ops outbox pgoutput pgserver postgres progress relay subscriber subscriber/webhook wal"},
+	{"app", "ack bench config debt dispatch doctor event httpapi lane ops outbox pgoutput pgserver postgres progress relay replay subscriber subscriber/webhook wal"},
 
 	// For tests.
 	{"testdb", "pgserver postgres"},
