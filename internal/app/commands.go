@@ -41,6 +41,7 @@ type commands struct {
 	Subscribers subscribersCommand `cmd:"" help:"List, pause, resume or forget subscribers."`
 	Owed        owedCommand        `cmd:"" help:"See what subscribers are owed, give it up, or owe them more."`
 	Deadletters owedCommand        `cmd:"" help:"The same for what waits for a person: owed with --state=dead."`
+	Replay      replayCommand      `cmd:"" help:"Send a subscriber events again that the tables still have."`
 
 	Bench     benchCommand `cmd:"" help:"Measure speed and memory, each beside something plain that does the same."`
 	BenchPart benchPart    `cmd:"" name:"bench-part" hidden:"" help:"Processes of a bench."`

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os/user"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -49,7 +50,10 @@ func newDesk(pool *pgxpool.Pool, slot string, flow config.Flow) *ops.Desk {
 	for _, s := range flow.Subscribers {
 		names = append(names, s.Name)
 	}
-	return ops.NewDesk(pool, slot, sourcesOf(flow), names)
+	return ops.NewDesk(pool, slot, sourcesOf(flow), names).Filtering(func(subscriber, source, eventType string) bool {
+		at := slices.IndexFunc(flow.Subscribers, func(s config.Subscriber) bool { return s.Name == subscriber })
+		return at < 0 || flow.Subscribers[at].Takes(source, eventType)
+	})
 }
 
 // reasonOption is for what may be done without a reason.
@@ -60,7 +64,7 @@ type reasonOption struct {
 // changeOptions are those of commands that take something away for good.
 type changeOptions struct {
 	reasonOption
-	DryRun bool `help:"Only count what would go."`
+	DryRun bool `help:"Only count what would be changed."`
 	Yes    bool `short:"y" help:"Do not ask."`
 }
 
@@ -85,7 +89,7 @@ func (o changeOptions) ask(r *run, question string) error {
 	return answered(r.ctx, r.Stdin, r.Stderr, question)
 }
 
-var errNobody = errors.New("nobody is here to ask: add --yes, or --dry-run to see what would go")
+var errNobody = errors.New("nobody is here to ask: add --yes, or --dry-run to see what would be changed")
 
 // answered returns nil if the answer is yes.
 func answered(ctx context.Context, in io.Reader, out io.Writer, question string) error {

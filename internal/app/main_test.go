@@ -246,7 +246,7 @@ func TestMain_sendsNobodyOnWithAnOldSchema(t *testing.T) {
 func TestCompletion_offersCommandsAndFlagsInBash(t *testing.T) {
 	_, script, _ := execute(t, nil, "completion", "bash")
 	for typed, want := range map[string]string{
-		"walpost re":              "relay",
+		"walpost rel":             "relay",
 		"walpost demo --no":       "--no-traffic",
 		"walpost relay --window-": "--window-events --window-bytes",
 		"walpost completion f":    "fish",

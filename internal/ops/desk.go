@@ -22,12 +22,14 @@ type Desk struct {
 	slot       string
 	sources    []*outbox.Source
 	configured []string
+	// takes is what the configuration sends to a subscriber; nil is everything.
+	takes func(subscriber, source, eventType string) bool
 }
 
 // NewDesk returns the desk of a slot. sources are where events are found and marked, configured the
 // subscribers that the configuration names.
 func NewDesk(pool *pgxpool.Pool, slot string, sources []*outbox.Source, configured []string) *Desk {
-	return &Desk{pool, slot, sources, configured}
+	return &Desk{pool: pool, slot: slot, sources: sources, configured: configured}
 }
 
 // Pause makes a subscriber owe everything from now on, and Resume lets it be paid and go on. Both may be
@@ -77,7 +79,10 @@ func (d *Desk) Forget(ctx context.Context, name, who, why string) error {
 	if err != nil {
 		return err
 	}
-	return store.Forget(ctx, name, who, why)
+	if err := store.Forget(ctx, name, who, why); err != nil {
+		return err
+	}
+	return d.replays().CancelAll(ctx, name)
 }
 
 // Owed lists deliveries in the order in which they are sent, without payloads. more tells that the
@@ -141,9 +146,19 @@ func (d *Desk) Add(ctx context.Context, subscriber string, eventIDs []string, st
 
 func (d *Desk) debt() *debt.Store { return debt.NewStore(d.pool, d.slot) }
 
-// debtWithTables is for what reads or marks outbox rows. The tables are looked up each time, because they
-// may have been changed.
+// debtWithTables is for what reads or marks outbox rows.
 func (d *Desk) debtWithTables(ctx context.Context) (*debt.Store, error) {
+	tables, err := d.tables(ctx)
+	if err != nil {
+		return nil, err
+	}
+	store := d.debt()
+	store.Use(tables)
+	return store, nil
+}
+
+// tables looks the sources' tables up, each time, because they may have been changed.
+func (d *Desk) tables(ctx context.Context) ([]*outbox.Table, error) {
 	var tables []*outbox.Table
 	for _, source := range d.sources {
 		if source.Messages != "" {
@@ -155,7 +170,5 @@ func (d *Desk) debtWithTables(ctx context.Context) (*debt.Store, error) {
 		}
 		tables = append(tables, table)
 	}
-	store := d.debt()
-	store.Use(tables)
-	return store, nil
+	return tables, nil
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/internal/replay"
 )
 
 const (
@@ -56,6 +57,7 @@ func (s *Server) routeDesk() {
 	route("POST /v1/owed/redrive", s.redrive)
 	route("POST /v1/owed/discard", s.discard)
 	route("POST /v1/owed/add", s.add)
+	s.routeReplays(route)
 }
 
 // reasons are in the body of every request that changes something.
@@ -220,8 +222,10 @@ func (s *Server) serveDesk(w http.ResponseWriter, r *http.Request, answer func(c
 		status = http.StatusBadRequest
 	case errors.As(err, &large):
 		status = http.StatusRequestEntityTooLarge
-	case errors.Is(err, debt.ErrNoSubscriber), errors.Is(err, ErrNotOwed):
+	case errors.Is(err, debt.ErrNoSubscriber), errors.Is(err, ErrNotOwed), errors.Is(err, replay.ErrNoReplay):
 		status = http.StatusNotFound
+	case errors.Is(err, replay.ErrOver):
+		status = http.StatusConflict
 	case postgres.Unavailable(err):
 		status = http.StatusServiceUnavailable
 		w.Header().Set("Retry-After", "5")

@@ -104,7 +104,7 @@ func (s *Store) estimateSource(ctx context.Context, tx pgx.Tx, table *outbox.Tab
 	case !request.Since.IsZero() && request.Since.Before(part.From):
 		kept := "what was before is not in the table any more, or never was"
 		if table.Source.Retention > 0 {
-			kept = fmt.Sprintf("retention deletes what was published %v ago; what was before cannot be sent again", table.Source.Retention)
+			kept = fmt.Sprintf("retention deletes what was published %s ago; what was before cannot be sent again", hours(table.Source.Retention))
 		}
 		whole.Notes = append(whole.Notes, fmt.Sprintf("Source %s has rows from %s on: %s.", part.Source, part.From.Format(time.RFC3339), kept))
 	}
@@ -135,4 +135,11 @@ func (s *Store) chosenTables(request Request) ([]*outbox.Table, error) {
 		return nil, debt.Refused(fmt.Sprintf("replay: the configuration has no source %q", request.Source))
 	}
 	return nil, debt.Refused("replay: no source has a table, so nothing is kept that could be sent again")
+}
+
+func hours(d time.Duration) string {
+	if d%time.Hour == 0 {
+		return fmt.Sprintf("%dh", d/time.Hour)
+	}
+	return d.String()
 }

@@ -141,6 +141,17 @@ func (s *Store) Cancel(ctx context.Context, id int64, who, why string) (Replay, 
 	return replay, nil
 }
 
+// CancelAll ends the replays to a subscriber that is forgotten.
+func (s *Store) CancelAll(ctx context.Context, subscriber string) error {
+	_, err := s.pool.Exec(ctx, `
+		UPDATE walpost.replays SET state = 'cancelled', problem = '', ended_at = now(), updated_at = now()
+		WHERE slot = $1 AND subscriber = $2 AND state IN ('waiting', 'running')`, s.slot, subscriber)
+	if err != nil {
+		return fmt.Errorf("cancel the replays to %q: %w", subscriber, err)
+	}
+	return nil
+}
+
 func noReplay(id int64) error {
 	return fmt.Errorf("%w %d at this slot: `walpost replay list` shows them", ErrNoReplay, id)
 }
