@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/pressly/goose/v3"
 	"github.com/pressly/goose/v3/lock"
@@ -88,16 +87,22 @@ func Up(ctx context.Context, dsn string, log *slog.Logger, sets ...Set) error {
 	return nil
 }
 
+// Querier is a pool, a connection or a transaction.
+type Querier interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
 // Check returns nil if the database has exactly the migrations of the sets that this binary knows, and
-// otherwise an error that wraps ErrBehind or ErrAhead and says what to do.
-func Check(ctx context.Context, pool *pgxpool.Pool, sets ...Set) error {
+// otherwise an error that wraps ErrBehind or ErrAhead and says what to do. In a transaction it may leave
+// a failed statement behind.
+func Check(ctx context.Context, db Querier, sets ...Set) error {
 	for _, set := range sets {
 		want, err := set.version()
 		if err != nil {
 			return err
 		}
 		var got int64
-		err = pool.QueryRow(ctx, "SELECT coalesce(max(version_id), 0) FROM "+set.table()+" WHERE is_applied").Scan(&got)
+		err = db.QueryRow(ctx, "SELECT coalesce(max(version_id), 0) FROM "+set.table()+" WHERE is_applied").Scan(&got)
 		switch code := postgres.Code(err); {
 		case code == "42P01" || code == "3F000": // undefined_table, invalid_schema_name
 			got = 0

@@ -24,6 +24,7 @@ Postgres forget an event before every subscriber has it.
 
   export WALPOST_DATABASE_URL=postgres://user:password@host:5432/database
   walpost migrate                     make the tables
+  walpost doctor                      check settings and rights, and print what mends them
   walpost api                         complete lessons over HTTP
   walpost relay                       deliver what they committed
   walpost status                      see where slot and subscribers stand, and what is owed
@@ -37,6 +38,7 @@ type commands struct {
 	Relay   relayCommand   `cmd:"" help:"Deliver the outbox to the subscribers."`
 	Migrate migrateCommand `cmd:"" help:"Bring the tables up to this version."`
 
+	Doctor      doctorCommand      `cmd:"" help:"Check settings, rights, slot and publication, and say what mends them."`
 	Status      statusCommand      `cmd:"" help:"Show where slot and subscribers stand, and what is owed."`
 	Subscribers subscribersCommand `cmd:"" help:"List, pause, resume or forget subscribers."`
 	Owed        owedCommand        `cmd:"" help:"See what subscribers are owed, give it up, or owe them more."`
@@ -84,7 +86,7 @@ type relayCommand struct {
 func (relayCommand) Help() string {
 	return "Makes publication and slot if they are not there, which needs wal_level=logical, the role attribute REPLICATION, " +
 		"CREATE on the database and ownership of the table. Start a second one elsewhere as a standby. " +
-		"Next: walpost status, or GET /ready and /progress at the ops address, say how it stands, /metrics feeds Prometheus."
+		"Before: walpost doctor says what is missing. Next: walpost status, or GET /ready and /progress at the ops address, say how it stands, /metrics feeds Prometheus."
 }
 
 func (c relayCommand) Validate() error {

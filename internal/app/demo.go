@@ -79,8 +79,11 @@ func (c demoCommand) Run(r *run) (err error) {
 	return unlessStopped(r.ctx, err)
 }
 
-// demoSettings trade what happens when the machine loses power for a quick start.
-var demoSettings = map[string]string{"fsync": "off", "max_wal_size": "128MB"}
+// demoSettings trade what happens when the machine loses power for a quick start; the rest is what walpost
+// doctor advises.
+var demoSettings = map[string]string{
+	"fsync": "off", "max_wal_size": "128MB", "max_slot_wal_keep_size": "10GB", "track_commit_timestamp": "on",
+}
 
 // serve runs everything on the server until the program is told to stop.
 func (c demoCommand) serve(r *run, dsn string, apiListener, opsListener net.Listener, screen *screen, log *slog.Logger) error {
@@ -110,6 +113,7 @@ func (c demoCommand) serve(r *run, dsn string, apiListener, opsListener net.List
 	parts := []part{
 		{"api", func(ctx context.Context) error { return api.Run(ctx, apiListener) }},
 		{"relay", built.relay.Run},
+		{"doctor", built.doctor.Run},
 		{"ops", func(ctx context.Context) error { return ops.Run(ctx, opsListener) }},
 		{"table", (&table{relay: built.relay, registry: built.registry, screen: screen}).run},
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/backendstart/walpost/internal/ack"
 	"github.com/backendstart/walpost/internal/config"
+	"github.com/backendstart/walpost/internal/doctor"
 	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/ops"
 	"github.com/backendstart/walpost/internal/outbox"
@@ -34,6 +35,7 @@ func runRelay(ctx context.Context, options config.Relay, mail config.Mail, windo
 	server := built.ops(window, log)
 	return runParts(ctx,
 		part{"relay", built.relay.Run},
+		part{"doctor", built.doctor.Run},
 		part{"ops", func(ctx context.Context) error { return server.Run(ctx, listener) }})
 }
 
@@ -41,6 +43,7 @@ func runRelay(ctx context.Context, options config.Relay, mail config.Mail, windo
 type builtRelay struct {
 	relay    *relay.Relay
 	desk     *ops.Desk
+	doctor   *doctor.Watcher
 	registry *prometheus.Registry
 	pools    []*pgxpool.Pool
 }
@@ -64,6 +67,7 @@ func newRelay(ctx context.Context, options config.Relay, mail config.Mail, kinds
 		b.close()
 		return nil, err
 	}
+	b.doctor = doctor.NewWatcher(examination(options), b.registry, log)
 	b.desk = newDesk(b.pools[2], options.Slot, options.Flow)
 	subscriptions := make([]relay.Subscription, len(subscribers))
 	for i, sub := range subscribers {

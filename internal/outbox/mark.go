@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 
@@ -159,14 +160,22 @@ func (t *Table) explain(err error) error {
 	return err
 }
 
-// updated lists the columns that Mark writes.
-func (t *Table) updated() string {
-	columns := quote(t.Published)
+// MarkColumns are the columns that Mark writes, and so those that its role needs UPDATE of.
+func (t *Table) MarkColumns() []string {
+	columns := []string{t.Published}
 	if t.at != "" {
-		columns += ", " + quote(t.at)
+		columns = append(columns, t.at)
 	}
 	if t.attempts {
-		columns += ", attempts"
+		columns = append(columns, "attempts")
 	}
 	return columns
+}
+
+func (t *Table) updated() string {
+	var quoted []string
+	for _, column := range t.MarkColumns() {
+		quoted = append(quoted, quote(column))
+	}
+	return strings.Join(quoted, ", ")
 }

@@ -112,6 +112,17 @@ func (c *Conn) Identify(ctx context.Context) (System, error) {
 	return System{ID: system.SystemID, Timeline: system.Timeline}, nil
 }
 
+// Pooled reports whether a pooler stands between us and the server: it gives out keys for cancelling of its
+// own, so the process id in ours is not that of the session that answers. It is for a connection that
+// does not stream yet.
+func (c *Conn) Pooled(ctx context.Context) (bool, error) {
+	results, err := c.pg.Exec(ctx, "SELECT pg_catalog.pg_backend_pid()").ReadAll()
+	if err != nil {
+		return false, fmt.Errorf("ask which process serves the connection: %w", postgres.Mask(err, c.dsn))
+	}
+	return string(results[0].Rows[0][0]) != strconv.FormatUint(uint64(c.pg.PID()), 10), nil
+}
+
 // CreatedSlot is where a new slot begins. The snapshot shows exactly what committed before that point,
 // until the next command on the connection.
 type CreatedSlot struct {

@@ -24,7 +24,7 @@ func EnsurePublication(ctx context.Context, pool *pgxpool.Pool, name string, tab
 		if slotExists {
 			return &SetupError{
 				Problem: fmt.Sprintf("publication %q does not exist, but its slot does: rows inserted meanwhile are not in the stream", name),
-				Mend:    fmt.Sprintf("stop here and drop the slot (SELECT pg_drop_replication_slot(…)); the next start makes both anew and sends the unpublished rows of the table. To only make the publication: %s", createPublication(name, tables))}
+				Mend:    fmt.Sprintf("stop here and drop the slot (SELECT pg_drop_replication_slot(…)); the next start makes both anew and sends the unpublished rows of the table. To only make the publication: %s", CreatePublication(name, tables))}
 		}
 		return makePublication(ctx, pool, name, tables)
 	}
@@ -60,9 +60,10 @@ func EnsurePublication(ctx context.Context, pool *pgxpool.Pool, name string, tab
 	return nil
 }
 
-// createPublication is insert-only: an outbox row is an event once, and updates of a table without a
-// replica identity would fail if they were published.
-func createPublication(name string, tables []pgx.Identifier) string {
+// CreatePublication is the statement that makes a publication of the tables. It is insert-only: an outbox
+// row is an event once, and updates of a table without a replica identity would fail if they were
+// published.
+func CreatePublication(name string, tables []pgx.Identifier) string {
 	quoted := make([]string, len(tables))
 	for i, table := range tables {
 		quoted[i] = table.Sanitize()
@@ -75,7 +76,7 @@ func createPublication(name string, tables []pgx.Identifier) string {
 }
 
 func makePublication(ctx context.Context, pool *pgxpool.Pool, name string, tables []pgx.Identifier) error {
-	sql := createPublication(name, tables)
+	sql := CreatePublication(name, tables)
 	_, err := pool.Exec(ctx, sql, pgx.QueryExecModeSimpleProtocol)
 	switch code := postgres.Code(err); {
 	case err == nil:

@@ -1,0 +1,126 @@
+package app
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/backendstart/walpost/internal/config"
+	"github.com/backendstart/walpost/internal/doctor"
+)
+
+type doctorCommand struct {
+	config.File
+	config.Relay
+	StandbyURL config.Secret `name:"standby" file:"standby_url" env:"WALPOST_STANDBY_URL" placeholder:"DSN" help:"Connection string of a standby: only there can be seen whether it has the slot."`
+	JSON       bool          `name:"json" help:"Print JSON."`
+}
+
+func (doctorCommand) Help() string {
+	return `Looks at everything that must hold around the relay (settings, rights, publication, slot, standby, tables) and says what mends what it finds, as SQL wherever SQL can. It changes nothing, and works with the relay up or down. Give it the configuration and the role of the relay.
+
+  walpost doctor
+  walpost doctor --json | jq -r '.findings[] | select(.level == "problem") | .mend.sql[]?'
+
+Exit code 0 is fine (warnings are allowed), 1 is problems. docs/doctor.md explains each check.`
+}
+
+// Validate is called by kong.
+func (c doctorCommand) Validate() error {
+	return config.Invalid(needsDSN("database_url", c.DatabaseURL), readableDSN("replication_url", c.ReplicationURL), readableDSN("standby_url", c.StandbyURL))
+}
+
+var errProblems = errors.New("the doctor found problems")
+
+func (c doctorCommand) Run(r *run) error {
+	c.Flow = r.parser.Flow
+	options := examination(c.Relay)
+	options.StandbyURL = c.StandbyURL.Reveal()
+	report := doctor.Run(r.ctx, options)
+	if c.JSON {
+		if err := writeJSON(r.Stdout, report); err != nil {
+			return err
+		}
+	} else {
+		printReport(r.Stdout, report)
+	}
+	if n := report.Count(doctor.Problem); n > 0 {
+		return fmt.Errorf("%w: %d", errProblems, n)
+	}
+	return nil
+}
+
+// examination is what the doctor looks at for a relay.
+func examination(o config.Relay) doctor.Options {
+	options := doctor.Options{
+		DatabaseURL: o.DatabaseURL.Reveal(), ReplicationURL: o.Stream().Reveal(),
+		Slot: o.Slot, Publication: o.Publication, Sources: sourcesOf(o.Flow),
+		Migrations: setsOf(o.Flow), Drain: o.Drain.Std(), WALBudget: int64(o.WALBudget),
+	}
+	for _, s := range o.Subscribers {
+		options.Subscribers = append(options.Subscribers, doctor.Subscriber{
+			Name: s.Name, Timeout: s.Timeout.Std(), StallAfter: s.StallAfter.Std(), Tables: tablesOf[s.Kind],
+		})
+	}
+	return options
+}
+
+// tablesOf are the rights that the built-in subscribers need in the database, by kind. Their inbox is among
+// the relay's own tables.
+var tablesOf = map[string][]doctor.Grant{
+	"achievements": {
+		{Schema: "public", Table: "lesson_progress", Rights: []string{"SELECT"}},
+		{Schema: "public", Table: "user_achievements", Rights: []string{"SELECT", "INSERT", "UPDATE"}},
+	},
+	"analytics":       {{Schema: "public", Table: "analytics_events", Rights: []string{"SELECT", "INSERT"}}},
+	"notifications":   {{Schema: "public", Table: "notifications", Rights: []string{"SELECT", "INSERT", "UPDATE"}}},
+	"recommendations": {{Schema: "public", Table: "recommendations", Rights: []string{"SELECT", "INSERT", "UPDATE"}}},
+}
+
+// printReport prints a line for each check, and below it what there is to say about those that are not fine.
+func printReport(w io.Writer, report doctor.Report) {
+	fmt.Fprintf(w, "%s\n\n", report.Server)
+	width := 0
+	for _, f := range report.Findings {
+		width = max(width, len(f.Check))
+	}
+	indent := strings.Repeat(" ", len(doctor.Warning)+2)
+	for _, f := range report.Findings {
+		text := plain(f.Finding, 1000)
+		if f.Subject != "" {
+			text = plain(f.Subject, 64) + ": " + text
+		}
+		fmt.Fprintf(w, "%-*s  %-*s  %s\n", len(doctor.Warning), f.Level, width, f.Check, text)
+		if f.Level == doctor.OK {
+			continue
+		}
+		if f.Reason != "" {
+			fmt.Fprintf(w, "%swhy:  %s\n", indent, plain(f.Reason, 1000))
+		}
+		printMend(w, indent, f.Mend)
+	}
+	fmt.Fprintf(w, "\n%d problems, %d warnings, %d unknown, %d ok\n",
+		report.Count(doctor.Problem), report.Count(doctor.Warning), report.Count(doctor.Unknown), report.Count(doctor.OK))
+}
+
+func printMend(w io.Writer, indent string, mend *doctor.Mend) {
+	if mend == nil {
+		return
+	}
+	if len(mend.SQL) > 0 {
+		fmt.Fprintf(w, "%smend, as %s:\n", indent, mend.As)
+		for _, sql := range mend.SQL {
+			fmt.Fprintf(w, "%s      %s;\n", indent, plain(sql, 10_000))
+		}
+	}
+	if mend.Restart {
+		fmt.Fprintf(w, "%s      and restart the server\n", indent)
+	}
+	switch {
+	case mend.Do != "" && len(mend.SQL) > 0:
+		fmt.Fprintf(w, "%sthen: %s\n", indent, plain(mend.Do, 1000))
+	case mend.Do != "":
+		fmt.Fprintf(w, "%smend: %s\n", indent, plain(mend.Do, 1000))
+	}
+}

@@ -1,0 +1,155 @@
+// Package doctor looks for everything that must hold around the relay: settings, rights, publication, slot,
+// standby, tables. Each check has a stable id, tells what it found, why it matters and what mends it, as
+// SQL wherever SQL can. It reads in read-only transactions and changes nothing, ever; who acts on what it
+// finds is a person. The relay works with or without it, and it with or without a relay.
+//
+// The list of checks is in checks.go, how one is run in exam.go, and each file after them is a subject.
+// docs/doctor.md explains the checks to those who meet them.
+package doctor
+
+import (
+	"context"
+	"time"
+
+	"github.com/backendstart/walpost/internal/outbox"
+	"github.com/backendstart/walpost/migrations"
+)
+
+// A Level is how bad a finding is.
+type Level string
+
+const (
+	// OK: all is as it should be.
+	OK Level = "ok"
+	// Warning: the relay works, but something is not as it should be, or will hurt on a bad day.
+	Warning Level = "warning"
+	// Problem: the relay cannot work, or loses its promises.
+	Problem Level = "problem"
+	// Unknown: the check could not be made. It is never as good as OK.
+	Unknown Level = "unknown"
+)
+
+// Levels are all levels, the worst first.
+func Levels() []Level { return []Level{Problem, Warning, Unknown, OK} }
+
+// A Finding is what one check says about one subject.
+type Finding struct {
+	// Check is the id of the check: kebab-case, the same in every version, a heading of docs/doctor.md.
+	Check string `json:"check"`
+	Level Level  `json:"level"`
+	// Subject is what it is about where there can be several: a source, a table, a slot.
+	Subject string `json:"subject,omitempty"`
+	// Finding is what was found, as a sentence without a full stop.
+	Finding string `json:"finding"`
+	// Reason says why it matters.
+	Reason string `json:"reason,omitempty"`
+	// Mend says what to do; nil where nothing is to be done.
+	Mend *Mend `json:"mend,omitempty"`
+}
+
+// Mend is what turns a finding into OK.
+type Mend struct {
+	// As is who may run SQL, and where: "a superuser", "the owner of public.outbox".
+	As string `json:"as,omitempty"`
+	// SQL are statements, to be run one by one and outside of a transaction.
+	SQL []string `json:"sql,omitempty"`
+	// Restart means that the server must be restarted, after SQL if there is any.
+	Restart bool `json:"restart"`
+	// Do is what no SQL can: who must do what. With SQL, it comes afterwards.
+	Do string `json:"do,omitempty"`
+}
+
+// A Report is the result of one examination.
+type Report struct {
+	At time.Time `json:"at"`
+	// Server is what was examined, without a password.
+	Server   string    `json:"server"`
+	Findings []Finding `json:"findings"`
+}
+
+// Count says how many findings have the level.
+func (r Report) Count(level Level) int {
+	n := 0
+	for _, f := range r.Findings {
+		if f.Level == level {
+			n++
+		}
+	}
+	return n
+}
+
+// Options say what to examine. All but the connection strings and names may be left out.
+type Options struct {
+	// DatabaseURL and ReplicationURL are those of the relay; ReplicationURL "" is DatabaseURL.
+	DatabaseURL, ReplicationURL string
+	// StandbyURL leads to a standby of the server: only there can be seen whether it has the slot. "" leaves
+	// that unknown.
+	StandbyURL string
+
+	Slot, Publication string
+	Sources           []*outbox.Source
+	// Subscribers are those of the configuration.
+	Subscribers []Subscriber
+	// Migrations are the sets that the configuration stands on.
+	Migrations []migrations.Set
+	// Drain is how long a stop of the relay may take.
+	Drain time.Duration
+	// WALBudget is how many bytes of WAL debt may hold; negative for the relay's own choice.
+	WALBudget int64
+
+	// Cheap leaves out what costs more than a look into the catalogue: connections of their own and reads
+	// of tables.
+	Cheap bool
+	// OldAfter is when a transaction that runs and a row that waits count as old; 0 is an hour.
+	OldAfter time.Duration
+	// Now is the clock of this machine; nil is time.Now.
+	Now func() time.Time
+}
+
+// Subscriber is what the checks have to know about one.
+type Subscriber struct {
+	Name string
+	// Timeout is the deadline of its handler, StallAfter when an event of it becomes debt.
+	Timeout, StallAfter time.Duration
+	// Tables are those that it writes to or reads from, with the rights that it needs.
+	Tables []Grant
+}
+
+// Grant is a set of rights on a table.
+type Grant struct {
+	Schema, Table string
+	// Rights are words of GRANT: SELECT, INSERT, UPDATE, DELETE.
+	Rights []string
+}
+
+// Run makes all checks, or the cheap ones. It never fails: what keeps a check from being made is a finding
+// of level Unknown, and one such never hides another. It uses one connection to the database at a time,
+// and for those that are not cheap one to the standby and one of replication.
+func Run(ctx context.Context, o Options) Report { return examine(ctx, o.withDefaults(), checks) }
+
+func (o Options) withDefaults() Options {
+	if o.ReplicationURL == "" {
+		o.ReplicationURL = o.DatabaseURL
+	}
+	if o.OldAfter == 0 {
+		o.OldAfter = time.Hour
+	}
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	return o
+}
+
+func ok(text string) Finding { return Finding{Level: OK, Finding: text} }
+func warning(text, why string, mend *Mend) Finding {
+	return Finding{Level: Warning, Finding: text, Reason: why, Mend: mend}
+}
+func problem(text, why string, mend *Mend) Finding {
+	return Finding{Level: Problem, Finding: text, Reason: why, Mend: mend}
+}
+func unknown(text, why string) Finding { return Finding{Level: Unknown, Finding: text, Reason: why} }
+
+func (f Finding) about(subject string) Finding {
+	f.Subject = subject
+	return f
+}

@@ -1,0 +1,250 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/backendstart/walpost/internal/event"
+)
+
+func checkSlot(ctx context.Context, e *exam) ([]Finding, error) {
+	slot, err := e.slot(ctx)
+	if err != nil {
+		return nil, err
+	}
+	known, err := e.record(ctx)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case slot == nil && known == nil:
+		return []Finding{ok(fmt.Sprintf("there is no slot %q yet; the relay makes it", e.Slot))}, nil
+	case known != nil && known.state == "creating":
+		return []Finding{ok(fmt.Sprintf("slot %q is being made, or will be at the next start of the relay", e.Slot))}, nil
+	case slot == nil:
+		return []Finding{warning(fmt.Sprintf("slot %q is gone", e.Slot), "the WAL since it was last confirmed may be gone, too; what is unpublished is in the tables",
+			&Mend{Do: "start the relay: it makes the slot anew and sends every unpublished row of the tables first"})}, nil
+	}
+	if err := slot.Check(); err != nil {
+		if f, isSetup := fromSetup(err, "the relay touches no slot that is not its own"); isSetup {
+			return []Finding{f}, nil
+		}
+		return nil, err
+	}
+	switch {
+	case slot.Lost():
+		return []Finding{problem(strings.TrimSpace(fmt.Sprintf("slot %q is lost: the server has removed WAL that it needed %s", e.Slot, slot.Invalidation)),
+			"it can never be read again; what is unpublished is in the tables", e.dropSlot())}, nil
+	case known == nil:
+		return []Finding{warning(fmt.Sprintf("slot %q is there, but walpost did not make it", e.Slot), "somebody prepared it, or another program uses the name",
+			&Mend{Do: "if it was prepared for walpost, nothing; else choose another name with slot (WALPOST_SLOT)"})}, nil
+	}
+	return nil, nil
+}
+
+// checkSlotReader looks for somebody else who reads the slot. A role without pg_monitor sees the names of its
+// own sessions only.
+func checkSlotReader(ctx context.Context, e *exam) ([]Finding, error) {
+	slot, err := e.slot(ctx)
+	if err != nil || slot == nil || !slot.Active {
+		return nil, err
+	}
+	var name *string
+	err = e.tx.QueryRow(ctx, `SELECT application_name FROM pg_catalog.pg_stat_activity WHERE pid = $1 AND application_name <> ''`, slot.ActivePID).Scan(&name)
+	if errors.Is(err, pgx.ErrNoRows) || err == nil && name == nil {
+		return []Finding{unknown(fmt.Sprintf("pid %d reads the slot", slot.ActivePID),
+			fmt.Sprintf("its name is hidden from role %q, or it has none; GRANT pg_read_all_stats TO %s shows it", e.role, quote(e.role)))}, nil
+	}
+	if err != nil || strings.HasPrefix(*name, "walpost/") {
+		return nil, err
+	}
+	return []Finding{problem(fmt.Sprintf("another program reads the slot: %q, pid %d", *name, slot.ActivePID), "what it confirms is gone for walpost, and walpost cannot start while it reads",
+		&Mend{As: "the role of that program, or a member of pg_signal_backend", SQL: []string{"SELECT pg_terminate_backend(" + strconv.Itoa(slot.ActivePID) + ", 5000)"},
+			Do: "stop that program, or it comes back; or choose another name with slot (WALPOST_SLOT)"})}, nil
+}
+
+// checkSlotMoved relies on the order of the two looks: the record only grows, and is written before the slot
+// moves, so a slot that was below it cannot be seen above it.
+func checkSlotMoved(ctx context.Context, e *exam) ([]Finding, error) {
+	slot, err := e.slot(ctx)
+	if err != nil || slot == nil || slot.Lost() {
+		return nil, err
+	}
+	known, err := e.record(ctx)
+	if err != nil || known == nil || known.state != "ready" {
+		return nil, err
+	}
+	recorded, err := event.ParseLSN(known.confirmed)
+	if err != nil || slot.Confirmed <= recorded {
+		return nil, err
+	}
+	return []Finding{problem(fmt.Sprintf("the slot stands at %v, beyond the %v that walpost recorded: somebody else has moved or made it", slot.Confirmed, recorded),
+		"events in between are not in the stream any more; what is unpublished is in the tables", e.dropSlot())}, nil
+}
+
+func checkSameServer(ctx context.Context, e *exam) ([]Finding, error) {
+	slot, err := e.slot(ctx)
+	if err != nil || slot == nil {
+		return nil, err
+	}
+	known, err := e.record(ctx)
+	if err != nil || known == nil || known.state != "ready" {
+		return nil, err
+	}
+	var system string
+	var timeline int32
+	// The control file of a server that was promoted a moment ago still has the old timeline; the file name
+	// of the WAL has the new one. Neither works on a standby, where the check primary has its say.
+	if e.recovery {
+		return []Finding{unknown("not examined", "the server is a standby")}, nil
+	}
+	err = e.tx.QueryRow(ctx, `
+		SELECT system_identifier::text, ('x' || substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 1, 8))::bit(32)::int
+		FROM pg_catalog.pg_control_system()`).Scan(&system, &timeline)
+	if err != nil || known.system.ID == system && known.system.Timeline == timeline {
+		return nil, err
+	}
+	return []Finding{problem(fmt.Sprintf("the slot was read from server %s, timeline %d; this is %s, timeline %d", known.system.ID, known.system.Timeline, system, timeline),
+		"after a failover or a restore the slot may stand beyond events that this server's tables still have to send", e.dropSlot())}, nil
+}
+
+func checkSlotDanger(ctx context.Context, e *exam) ([]Finding, error) {
+	slot, err := e.slot(ctx)
+	if err != nil || slot == nil || slot.Lost() || slot.SafeBytes == nil {
+		return nil, err
+	}
+	keep, err := e.setting(ctx, "max_slot_wal_keep_size")
+	if err != nil {
+		return nil, err
+	}
+	rate, err := e.walRate(ctx)
+	if err != nil {
+		return nil, err
+	}
+	safe := max(0, *slot.SafeBytes)
+	mend := e.set(keep, keepFor(rate, 2*slot.RetainedBytes))
+	mend.Do = joined(mend.Do, "start the relay if it does not run; walpost status says who holds the WAL")
+	left := "any time"
+	if rate > 0 {
+		left = time.Duration(float64(safe) / rate * float64(time.Second)).Round(time.Second).String()
+	}
+	text := fmt.Sprintf("the slot keeps %s of WAL, and is lost when %s more are written; at the rate of late that takes %s", size(slot.RetainedBytes), size(safe), left)
+	const why = "a lost slot must begin again from the tables, and what has no table is gone"
+	switch {
+	case slot.WALStatus == "unreserved":
+		return []Finding{problem(text, why, mend)}, nil
+	case safe < keep.number()<<20/4, float64(safe) < rate*shortOutage.Seconds()/4:
+		return []Finding{warning(text, why, mend)}, nil
+	}
+	return nil, nil
+}
+
+// checkOldTransactions: an open transaction holds the WAL from its beginning on, and a slot cannot be made
+// while it runs.
+func checkOldTransactions(ctx context.Context, e *exam) ([]Finding, error) {
+	const why = "slots keep the WAL from its beginning on, dead rows stay, and no slot can be made before it ends"
+	var found []Finding
+	var pid int
+	var role, state string
+	var age time.Duration
+	rows, err := e.tx.Query(ctx, `
+		SELECT pid, coalesce(usename::text, '?'), coalesce(state, '?'), pg_catalog.now() - xact_start
+		FROM pg_catalog.pg_stat_activity
+		WHERE (backend_xid IS NOT NULL OR backend_xmin IS NOT NULL AND backend_type = 'client backend')
+		  AND pid <> pg_catalog.pg_backend_pid() AND xact_start < pg_catalog.now() - $1::interval
+		ORDER BY xact_start LIMIT 5`, e.OldAfter)
+	if err != nil {
+		return nil, err
+	}
+	_, err = pgx.ForEachRow(rows, []any{&pid, &role, &state, &age}, func() error {
+		found = append(found, warning(fmt.Sprintf("a transaction of role %q has been open for %v (%s)", role, age.Round(time.Second), state), why,
+			&Mend{As: "that role, or a member of pg_signal_backend", SQL: []string{"SELECT pg_terminate_backend(" + strconv.Itoa(pid) + ", 5000)"},
+				Do: "look first what it does: SELECT * FROM pg_stat_activity WHERE pid = " + strconv.Itoa(pid)}).about("pid "+strconv.Itoa(pid)))
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	var gid string
+	rows, err = e.tx.Query(ctx, `
+		SELECT gid, owner::text, pg_catalog.now() - prepared FROM pg_catalog.pg_prepared_xacts
+		WHERE prepared < pg_catalog.now() - $1::interval ORDER BY prepared LIMIT 5`, e.OldAfter)
+	if err != nil {
+		return nil, err
+	}
+	_, err = pgx.ForEachRow(rows, []any{&gid, &role, &age}, func() error {
+		found = append(found, warning(fmt.Sprintf("a prepared transaction of role %q has waited for %v", role, age.Round(time.Second)), why,
+			&Mend{As: "that role or a superuser, in the transaction's database", SQL: []string{"ROLLBACK PREPARED " + literal(gid)},
+				Do: "or COMMIT PREPARED: its transaction manager should know which"}).about(gid))
+		return nil
+	})
+	return found, err
+}
+
+// checkOtherSlots: the server keeps about max_wal_size on its own; what an idle slot keeps beyond that is
+// what fills the disk.
+func checkOtherSlots(ctx context.Context, e *exam) ([]Finding, error) {
+	most, err := e.setting(ctx, "max_wal_size")
+	if err != nil {
+		return nil, err
+	}
+	rows, err := e.tx.Query(ctx, `
+		SELECT s.slot_name::text, coalesce(s.database::text, 'physical'), pg_catalog.pg_wal_lsn_diff(w.lsn, s.restart_lsn)::bigint AS held
+		FROM pg_catalog.pg_replication_slots s, (SELECT CASE WHEN pg_catalog.pg_is_in_recovery()
+		         THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_lsn() END AS lsn) w
+		WHERE NOT s.active AND s.slot_name <> $1 AND s.restart_lsn IS NOT NULL AND coalesce(s.wal_status, '') <> 'lost'
+		  AND pg_catalog.pg_wal_lsn_diff(w.lsn, s.restart_lsn) > $2
+		ORDER BY held DESC`, e.Slot, most.number()<<20)
+	if err != nil {
+		return nil, err
+	}
+	var found []Finding
+	var name, of string
+	var held int64
+	_, err = pgx.ForEachRow(rows, []any{&name, &of, &held}, func() error {
+		found = append(found, warning(fmt.Sprintf("nobody reads slot %q (%s), and it keeps %s of WAL", name, of, size(held)), "it fills the disk that all of the server stands on",
+			&Mend{As: "a superuser, or a role with REPLICATION", SQL: []string{"SELECT pg_drop_replication_slot(" + literal(name) + ")"},
+				Do: "only if nobody needs it any more; else start its reader"}).about(name))
+		return nil
+	})
+	return found, err
+}
+
+// checkCatalogXmin: a slot holds back the cleaning of the catalogue (or, a physical one with feedback, of
+// everything). Half of the way to the forced vacuum is late.
+func checkCatalogXmin(ctx context.Context, e *exam) ([]Finding, error) {
+	limit, err := e.setting(ctx, "autovacuum_freeze_max_age")
+	if err != nil {
+		return nil, err
+	}
+	rows, err := e.tx.Query(ctx, `
+		SELECT slot_name::text, active, greatest(pg_catalog.age(catalog_xmin), pg_catalog.age(xmin))::bigint AS age FROM pg_catalog.pg_replication_slots
+		WHERE greatest(pg_catalog.age(catalog_xmin), pg_catalog.age(xmin)) > $1 ORDER BY age DESC`, limit.number()/2)
+	if err != nil {
+		return nil, err
+	}
+	var found []Finding
+	var name string
+	var active bool
+	var age int64
+	_, err = pgx.ForEachRow(rows, []any{&name, &active, &age}, func() error {
+		mend := &Mend{Do: "let its reader catch up; see the check old-transaction"}
+		switch {
+		case name == e.Slot && !active:
+			mend = &Mend{Do: "start the relay"}
+		case !active:
+			mend = &Mend{As: "a superuser, or a role with REPLICATION", SQL: []string{"SELECT pg_drop_replication_slot(" + literal(name) + ")"},
+				Do: "only if nobody needs it any more; else start its reader"}
+		}
+		found = append(found, warning(fmt.Sprintf("slot %q keeps rows of the catalogue alive that died %d transactions ago", name, age),
+			fmt.Sprintf("dead rows cannot be removed meanwhile; at %d transactions vacuums are forced, and much later the server refuses writes", limit.number()), mend).about(name))
+		return nil
+	})
+	return found, err
+}

@@ -1,0 +1,122 @@
+package doctor
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Watcher examines again and again and says what has changed. It decides nothing: what must stop the relay,
+// the relay finds by itself.
+type Watcher struct {
+	options  Options
+	every    time.Duration
+	log      *slog.Logger
+	findings *prometheus.GaugeVec
+
+	last []Finding // belongs to Run
+}
+
+// NewWatcher returns a watcher that looks once a minute. A nil registry keeps its metric nowhere.
+func NewWatcher(o Options, registry prometheus.Registerer, log *slog.Logger) *Watcher {
+	w := &Watcher{options: o, every: time.Minute, log: log, findings: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "walpost_doctor_findings",
+		Help: "Checks of the doctor by how they ended last; those that are not cheap are made at the start only.",
+	}, []string{"level"})}
+	for _, level := range Levels() {
+		w.findings.WithLabelValues(string(level))
+	}
+	if registry != nil {
+		registry.MustRegister(w.findings)
+	}
+	return w
+}
+
+// Run makes all checks once and the cheap ones every minute, until ctx ends. It returns nil.
+func (w *Watcher) Run(ctx context.Context) error {
+	tick := time.NewTicker(w.every)
+	defer tick.Stop()
+	options := w.options
+	for {
+		report := Run(ctx, options)
+		if ctx.Err() != nil {
+			return nil
+		}
+		// Without a connection nothing is known; that it is away, the relay says.
+		if report.Findings[0].Level == OK {
+			w.tell(report.Findings)
+			options.Cheap = true
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// tell logs what is worse or better than before, each thing once. What a report has not looked at stays.
+func (w *Watcher) tell(findings []Finding) {
+	looked := map[string]bool{}
+	for _, f := range findings {
+		looked[f.Check] = true
+		if before := w.before(f); before.Level != f.Level {
+			w.say(f, before)
+		}
+	}
+	for _, before := range w.last {
+		if !looked[before.Check] {
+			findings = append(findings, before)
+			continue
+		}
+		same := func(f Finding) bool { return f.Check == before.Check && f.Subject == before.Subject }
+		if before.Level != OK && !slices.ContainsFunc(findings, same) {
+			w.log.Info("the doctor's finding is mended", "check", before.Check, "subject", before.Subject, "was", before.Level)
+		}
+	}
+	w.last = findings
+	all := Report{Findings: findings}
+	for _, level := range Levels() {
+		w.findings.WithLabelValues(string(level)).Set(float64(all.Count(level)))
+	}
+}
+
+// before is what was said last about the same thing; OK when nothing was.
+func (w *Watcher) before(f Finding) Finding {
+	for _, last := range w.last {
+		if last.Check == f.Check && last.Subject == f.Subject {
+			return last
+		}
+	}
+	return Finding{Level: OK}
+}
+
+func (w *Watcher) say(f, before Finding) {
+	level := slog.LevelInfo
+	switch f.Level {
+	case Problem:
+		level = slog.LevelError
+	case Warning:
+		level = slog.LevelWarn
+	case OK:
+		w.log.Info("the doctor's finding is mended", "check", f.Check, "subject", f.Subject, "was", before.Level)
+		return
+	}
+	facts := []any{"check", f.Check, "level", f.Level}
+	if f.Subject != "" {
+		facts = append(facts, "subject", f.Subject)
+	}
+	facts = append(facts, "finding", f.Finding, "reason", f.Reason)
+	if f.Mend != nil {
+		if len(f.Mend.SQL) > 0 {
+			facts = append(facts, "mend", f.Mend.SQL, "restart", f.Mend.Restart)
+		}
+		if f.Mend.Do != "" {
+			facts = append(facts, "do", f.Mend.Do)
+		}
+	}
+	w.log.Log(context.Background(), level, "the doctor found something; walpost doctor shows all", facts...)
+}

@@ -1,0 +1,193 @@
+package doctor_test
+
+import (
+	"context"
+	"log/slog"
+	"net/url"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/backendstart/walpost/internal/ack"
+	"github.com/backendstart/walpost/internal/doctor"
+	"github.com/backendstart/walpost/internal/lane"
+	"github.com/backendstart/walpost/internal/outbox"
+	"github.com/backendstart/walpost/internal/pgserver"
+	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/internal/relay"
+	"github.com/backendstart/walpost/internal/subscriber"
+	"github.com/backendstart/walpost/internal/subscriber/subscribertest"
+	"github.com/backendstart/walpost/internal/testdb"
+	"github.com/backendstart/walpost/migrations"
+)
+
+// sound are settings in which the doctor finds nothing to say, small enough for faults to be cheap.
+var sound = map[string]string{
+	"track_commit_timestamp": "on", "max_slot_wal_keep_size": "100GB", "max_prepared_transactions": "5",
+	"autovacuum": "off", "max_wal_size": "32MB", "autovacuum_freeze_max_age": "100000",
+}
+
+// world is a database with an outbox, and what a doctor is told about it.
+type world struct {
+	t       *testing.T
+	server  *pgserver.Server
+	db      *testdb.DB
+	options doctor.Options
+}
+
+func newWorld(t *testing.T, server *pgserver.Server) *world {
+	t.Helper()
+	return newWorldOn(t, server, testdb.On(t, server))
+}
+
+func newWorldOn(t *testing.T, server *pgserver.Server, db *testdb.DB) *world {
+	t.Helper()
+	w := &world{t: t, server: server, db: db}
+	w.options = doctor.Options{
+		DatabaseURL: w.db.DSN, Slot: w.db.Name, Publication: "walpost", WALBudget: -1, Drain: 20 * time.Second,
+		Sources: []*outbox.Source{{Name: "lessons", Schema: "public", Table: "outbox", Mark: true, Ours: true, Retention: time.Hour}},
+		Subscribers: []doctor.Subscriber{{Name: "analytics", Timeout: 10 * time.Second, StallAfter: time.Minute,
+			Tables: []doctor.Grant{{Schema: "public", Table: "analytics_events", Rights: []string{"SELECT", "INSERT"}}}}},
+		Migrations: []migrations.Set{migrations.Walpost, migrations.Lessons},
+	}
+	return w
+}
+
+// relay runs one until it streams from a slot that is known to be made and every row is marked, and stops
+// it.
+func (w *world) relay() {
+	w.t.Helper()
+	r := relay.New(relay.Options{
+		Pool: w.db.Pool, ReplicationURL: w.db.DSN, Slot: w.options.Slot, Publication: w.options.Publication, Sources: w.options.Sources,
+		Subscriptions: []relay.Subscription{{
+			Subscriber: subscribertest.Handling("taking", func(context.Context, subscriber.Delivery) error { return nil }),
+			Lane:       lane.Options{Ordering: lane.ByKey, Concurrency: 1, Batch: 1, Timeout: time.Second, MaxAttempts: 1, StallAfter: time.Minute},
+		}},
+		Window: ack.Window{Events: 100, Bytes: 1 << 20}, MaxEvent: 1 << 20, WALBudget: relay.Auto, Drain: time.Second,
+		Registry: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler),
+	})
+	ctx, stop := context.WithCancel(w.t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- r.Run(ctx) }()
+	w.await("the relay streams", func() bool {
+		select {
+		case err := <-ended:
+			ended <- err
+			w.t.Fatalf("the relay ended with %v", err)
+		default:
+		}
+		return r.Health().State == relay.Streaming &&
+			w.db.Int(`SELECT count(*) FROM walpost.slots WHERE slot = $1 AND state = 'ready'`, w.options.Slot) == 1 &&
+			w.db.Int(`SELECT count(*) FROM outbox WHERE published_at IS NULL`) == 0
+	})
+	stop()
+	if err := <-ended; err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// slot makes one that is nobody's.
+func (w *world) slot(name, plugin string) {
+	w.t.Helper()
+	w.db.Exec(`SELECT pg_create_logical_replication_slot($1, $2)`, name, plugin)
+}
+
+// wal moves the end of the WAL on by segments of 16 MB.
+func (w *world) wal(segments int) {
+	w.t.Helper()
+	for range segments {
+		w.db.Exec(`SELECT pg_logical_emit_message(false, 'junk', 'x')`)
+		w.db.Exec(`SELECT pg_switch_wal()`)
+	}
+}
+
+// role makes a role of its own and lets the doctor be it.
+func (w *world) role(attributes string) string {
+	w.t.Helper()
+	name := w.db.Name + "_role"
+	w.db.Exec("CREATE ROLE " + name + " LOGIN PASSWORD 'secret' " + attributes)
+	w.t.Cleanup(func() { w.db.Exec("DROP OWNED BY " + name + "; DROP ROLE " + name) })
+	u, err := url.Parse(w.db.DSN)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	u.User = url.UserPassword(name, "secret")
+	w.options.DatabaseURL = u.String()
+	return name
+}
+
+func (w *world) await(what string, so func() bool) {
+	w.t.Helper()
+	deadline := time.After(30 * time.Second)
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for !so() {
+		select {
+		case <-deadline:
+			w.t.Fatalf("waited too long: %s", what)
+		case <-tick.C:
+		}
+	}
+}
+
+// examine returns what one check says.
+func (w *world) examine(check string) []doctor.Finding {
+	w.t.Helper()
+	report := doctor.RunOnly(w.t.Context(), w.options, check)
+	found := slices.DeleteFunc(report.Findings, func(f doctor.Finding) bool { return f.Check != check })
+	if len(found) == 0 {
+		w.t.Fatalf("the check %s says nothing", check)
+	}
+	return found
+}
+
+// mend does what the findings say, as a superuser: their SQL, one statement after the other, and a restart.
+func (w *world) mend(findings []doctor.Finding) {
+	w.t.Helper()
+	restart := false
+	for _, f := range findings {
+		if f.Mend == nil {
+			continue
+		}
+		for _, sql := range f.Mend.SQL {
+			execute(w.t, w.db.DSN, sql)
+		}
+		restart = restart || f.Mend.Restart
+	}
+	if restart {
+		if err := w.server.Restart(w.t.Context()); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+}
+
+// execute runs a statement as psql would: what a reload changes is there for the next session.
+func execute(t *testing.T, dsn, sql string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 20*time.Second) // for cleanups, too
+	defer cancel()
+	conn, err := pgx.Connect(ctx, dsn)
+	if err != nil {
+		t.Fatal(postgres.ConnectError(err, dsn))
+	}
+	defer conn.Close(ctx)
+	if _, err := conn.Exec(ctx, sql, pgx.QueryExecModeSimpleProtocol); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+}
+
+// describe writes findings for the message of a test.
+func describe(findings []doctor.Finding) string {
+	var text strings.Builder
+	for _, f := range findings {
+		text.WriteString("\n" + string(f.Level) + " " + f.Check + " " + f.Subject + ": " + f.Finding + " (" + f.Reason + ")")
+		if f.Mend != nil {
+			text.WriteString(" mend: " + strings.Join(f.Mend.SQL, "; ") + " " + f.Mend.Do)
+		}
+	}
+	return text.String()
+}

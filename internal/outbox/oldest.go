@@ -1,0 +1,26 @@
+package outbox
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// OldestUnpublished is when the oldest row that waits was written, by the table's own time column. It is
+// the zero time when no row waits, and when the table has no published or no time column. Without an index
+// on the rows that wait it reads the whole table.
+func (t *Table) OldestUnpublished(ctx context.Context, db DB) (time.Time, error) {
+	if t.Published == "" || t.layout.time < 0 {
+		return time.Time{}, nil
+	}
+	var oldest *time.Time
+	at := quote(t.Columns[t.layout.time])
+	err := db.QueryRow(ctx, `SELECT min(t.`+at+`)::timestamptz FROM `+t.sql()+` t WHERE `+t.unpublished()).Scan(&oldest)
+	if err != nil {
+		return time.Time{}, fmt.Errorf("look for the oldest unpublished row of %s: %w", t.Source.relation(), err)
+	}
+	if oldest == nil {
+		return time.Time{}, nil
+	}
+	return *oldest, nil
+}
