@@ -29,7 +29,7 @@ type ledger struct {
 
 const ledgerTables = `
 	CREATE SCHEMA soak;
-	CREATE UNLOGGED TABLE soak.ledger (n bigserial, subscriber text NOT NULL, event_id text NOT NULL);
+	CREATE UNLOGGED TABLE soak.ledger (n bigserial, subscriber text NOT NULL, event_id text NOT NULL, replay boolean NOT NULL);
 	CREATE UNLOGGED TABLE soak.control (subscriber text PRIMARY KEY, behaviour text NOT NULL)`
 
 func (l *ledger) Name() string      { return l.name }
@@ -74,14 +74,15 @@ func (l *ledger) HandleBatch(ctx context.Context, deliveries []subscriber.Delive
 		}
 	}
 	var ids []string
+	var replays []bool
 	for i, d := range deliveries {
 		if refused[i] == nil {
-			ids = append(ids, d.ID)
+			ids, replays = append(ids, d.ID), append(replays, d.Replay)
 		}
 	}
 	_, err = l.pool.Exec(ctx, `
-		INSERT INTO soak.ledger (subscriber, event_id)
-		SELECT $1, id FROM unnest($2::text[]) WITH ORDINALITY AS e (id, i) ORDER BY i`, l.name, ids)
+		INSERT INTO soak.ledger (subscriber, event_id, replay)
+		SELECT $1, id, replay FROM unnest($2::text[], $3::bool[]) WITH ORDINALITY AS e (id, replay, i) ORDER BY i`, l.name, ids, replays)
 	if err != nil {
 		return fmt.Errorf("write ledger of %s: %w", l.name, err)
 	}
@@ -124,13 +125,13 @@ func wantAll(t *testing.T, db *testdb.DB, names ...string) {
 }
 
 // wantOrder checks that the events of a key came in the order in which they were written, counting each
-// at its first time: after a kill some come again.
+// at its first time: after a kill some come again. What is replayed is an order of its own.
 func wantOrder(t *testing.T, db *testdb.DB) {
 	t.Helper()
 	swapped := db.Int(`
-		WITH came AS (SELECT subscriber, event_id, min(n) AS n FROM soak.ledger GROUP BY 1, 2),
+		WITH came AS (SELECT subscriber, replay, event_id, min(n) AS n FROM soak.ledger GROUP BY 1, 2, 3),
 		pairs AS (
-			SELECT n, lag(n) OVER (PARTITION BY subscriber, partition_key ORDER BY id) AS before
+			SELECT n, lag(n) OVER (PARTITION BY subscriber, replay, partition_key ORDER BY id) AS before
 			FROM came JOIN outbox USING (event_id))
 		SELECT count(*) FROM pairs WHERE before > n`)
 	if swapped != 0 {
