@@ -39,7 +39,7 @@ func (owedCommand) Help() string {
 type filterOptions struct {
 	Subscriber string `placeholder:"NAME" help:"Owed to this subscriber."`
 	Source     string `placeholder:"NAME" help:"From this source."`
-	State      string `enum:",waiting,dead" default:"" placeholder:"STATE" help:"waiting or dead; without it both."`
+	State      string `enum:",waiting,dead" default:"" placeholder:"STATE" help:"waiting or dead; without it both, where the command does not say which."`
 	Type       string `placeholder:"TYPE" help:"Events of this type."`
 	Key        string `placeholder:"KEY" help:"Events of this key."`
 	Event      string `placeholder:"ID" help:"This event."`

@@ -220,7 +220,7 @@ func valueHelp(value *kong.Value) string {
 	if value.Flag != nil && len(value.Flag.Envs) > 0 {
 		notes = append(notes, value.Flag.Envs[0])
 	}
-	if value.HasDefault && !value.IsBool() {
+	if value.HasDefault && value.Default != "" && !value.IsBool() {
 		notes = append(notes, "default "+value.Default)
 	}
 	if len(notes) == 0 {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -36,9 +37,25 @@ func (s *Store) redrive(ctx context.Context, filter Filter, who, why string) (Ou
 	if err != nil {
 		return Outcome{}, err
 	}
+	subscribers, err := s.configured(ctx, filter.Subscriber)
+	if err != nil {
+		return Outcome{}, err
+	}
 	change := change{action: "redrive", fate: Redriven, filter: filter, who: who, why: why}
 	outcome, err := s.inPieces(ctx, change, func(tx pgx.Tx, after spot, n int) (*piece, error) {
-		return s.chooseDead(ctx, tx, filter, after, n)
+		chosen := new(piece)
+		for _, name := range subscribers[max(0, slices.Index(subscribers, after.subscriber)):] {
+			of := filter
+			of.Subscriber = name
+			from := event.Position{}
+			if name == after.subscriber {
+				from = after.position
+			}
+			if err := s.chooseDead(ctx, tx, chosen, of, from, n-len(chosen.spots)); err != nil || len(chosen.spots) == n {
+				return chosen, err
+			}
+		}
+		return chosen, nil
 	})
 	if err != nil {
 		return outcome, err
@@ -74,22 +91,31 @@ func (s *Store) ofTheDead(ctx context.Context, filter Filter) (Filter, error) {
 	return filter, err
 }
 
-// chooseDead locks dead deliveries in the order in which they are sent: of a key with several of them, none
-// may be sent before an older one of a later piece. One that has died again meanwhile is behind after.
-func (s *Store) chooseDead(ctx context.Context, tx pgx.Tx, filter Filter, after spot, limit int) (*piece, error) {
-	where, args := filter.where(s.slot)
-	n := len(args)
-	const order = `o.subscriber, o.epoch, o.commit_lsn, o.ordinal, o.source, o.event_id`
-	rows, err := tx.Query(ctx, `
-		SELECT o.subscriber, o.source, o.event_id, o.epoch, o.commit_lsn::text, o.ordinal FROM walpost.owed o
-		WHERE `+where+` AND NOT (`+unsound+`) AND `+sendable+fmt.Sprintf(`
-		AND (`+order+`) > ($%d, $%d::int, $%d::text::pg_lsn, $%d::bigint, $%d, $%d)`, n+1, n+2, n+3, n+4, n+5, n+6)+`
-		ORDER BY `+order+` LIMIT `+strconv.Itoa(limit)+` FOR UPDATE OF o`,
-		append(args, after.subscriber, after.position.Epoch, after.position.Commit.String(), after.position.Ordinal, after.source, after.eventID)...)
+// configured returns the subscribers that are in the configuration: all, or only the one that is named.
+func (s *Store) configured(ctx context.Context, name string) ([]string, error) {
+	rows, err := s.pool.Query(ctx, `
+		SELECT name FROM walpost.subscribers WHERE slot = $1 AND $2 IN ('', name) AND gone_at IS NULL ORDER BY name`, s.slot, name)
 	if err != nil {
 		return nil, err
 	}
-	chosen := new(piece)
+	return pgx.CollectRows(rows, pgx.RowTo[string])
+}
+
+// chooseDead locks dead deliveries of one subscriber in the order in which they are sent: of a key with
+// several of them, none may be sent before an older one of a later piece. One that has died again meanwhile
+// is not met a second time.
+func (s *Store) chooseDead(ctx context.Context, tx pgx.Tx, chosen *piece, filter Filter, after event.Position, limit int) error {
+	where, args := filter.where(s.slot)
+	n := len(args)
+	rows, err := tx.Query(ctx, `
+		SELECT o.subscriber, o.source, o.event_id, o.epoch, o.commit_lsn::text, o.ordinal FROM walpost.owed o
+		WHERE `+where+` AND NOT (`+unsound+`)`+fmt.Sprintf(`
+		AND (o.epoch, o.commit_lsn, o.ordinal) > ($%d::int, $%d::text::pg_lsn, $%d::bigint)`, n+1, n+2, n+3)+`
+		ORDER BY o.epoch, o.commit_lsn, o.ordinal LIMIT `+strconv.Itoa(limit)+` FOR UPDATE`,
+		append(args, after.Epoch, after.Commit.String(), after.Ordinal)...)
+	if err != nil {
+		return err
+	}
 	var at spot
 	var commit string
 	_, err = pgx.ForEachRow(rows, []any{&at.subscriber, &at.source, &at.eventID, &at.position.Epoch, &commit, &at.position.Ordinal}, func() (err error) {
@@ -100,7 +126,7 @@ func (s *Store) chooseDead(ctx context.Context, tx pgx.Tx, filter Filter, after 
 		chosen.batch.Queue(becomesWaiting, s.slot, at.eventID, at.source, at.subscriber)
 		return nil
 	})
-	return chosen, err
+	return err
 }
 
 // becomesWaiting makes a dead delivery wait. How large an event is that was not kept is not known: it counts

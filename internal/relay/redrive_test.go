@@ -67,7 +67,7 @@ func TestRelay_sendsARedrivenEventBeforeWhatWaitsBehindIt(t *testing.T) {
 	}
 }
 
-// Without block_key a redriven event comes after those that passed it. From then on its key is in order:
+// F-52: without block_key a redriven event comes after those that passed it. From then on its key is in order:
 // what comes while it fails waits behind it.
 func TestRelay_keepsANewEventBehindARedrivenOne(t *testing.T) {
 	t.Parallel()

@@ -9,6 +9,7 @@ import (
 	"math"
 	"net/http"
 	"regexp"
+	"slices"
 	"strconv"
 	"sync"
 	"testing"
@@ -105,6 +106,31 @@ func (l latency) String() string {
 // commitToHandled reads walpost_commit_to_ack_seconds of a relay.
 func commitToHandled(t *testing.T, ops, name string) latency {
 	t.Helper()
+	return histogramOf(t, ops, name).latency()
+}
+
+// histogram is that metric as it is: counts of what took at most so many seconds.
+type histogram struct{ bounds, counts []float64 }
+
+// since takes away what was counted earlier.
+func (h histogram) since(earlier histogram) histogram {
+	counts := slices.Clone(h.counts)
+	for i := range counts {
+		counts[i] -= earlier.counts[i]
+	}
+	return histogram{h.bounds, counts}
+}
+
+func (h histogram) latency() latency {
+	return latency{
+		count: h.counts[len(h.counts)-1],
+		p50:   quantile(h.bounds, h.counts, 0.50),
+		p99:   quantile(h.bounds, h.counts, 0.99),
+	}
+}
+
+func histogramOf(t *testing.T, ops, name string) histogram {
+	t.Helper()
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, ops+"/metrics", nil)
 	if err != nil {
 		t.Fatal(err)
@@ -134,11 +160,7 @@ func commitToHandled(t *testing.T, ops, name string) latency {
 	if len(counts) == 0 || counts[len(counts)-1] == 0 {
 		t.Fatalf("the metrics have no latency of %s", name)
 	}
-	return latency{
-		count: counts[len(counts)-1],
-		p50:   quantile(bounds, counts, 0.50),
-		p99:   quantile(bounds, counts, 0.99),
-	}
+	return histogram{bounds, counts}
 }
 
 // quantile interpolates within a bucket of a cumulative histogram, as Prometheus' histogram_quantile does.
