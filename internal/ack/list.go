@@ -3,7 +3,14 @@ package ack
 // Both lists are linked through their elements: an end anywhere in them costs the same, and what has ended
 // leaves nothing behind.
 
-func (t *Tracker) push(x *transaction) *transaction {
+func (t *Tracker) push(of transaction) *transaction {
+	x := t.spare
+	if x == nil {
+		x = new(transaction)
+	} else {
+		t.spare = x.newer
+	}
+	*x = of
 	x.older = t.newest
 	if t.newest == nil {
 		t.oldest = x
@@ -25,6 +32,8 @@ func (t *Tracker) remove(x *transaction) {
 	} else {
 		x.newer.older = x.older
 	}
+	// Nobody points to one that is complete: each of its entries has let go of it.
+	x.newer, t.spare = t.spare, x
 }
 
 func (s *sub) push(d *Delivery) {

@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/slab"
 )
 
 // Tracker knows which deliveries are open and the highest LSN below which nothing is.
@@ -25,19 +26,22 @@ type Tracker struct {
 	// moved gets a token when there is something to take, room when the window is not full any more.
 	moved, room chan struct{}
 
-	mu        sync.Mutex
-	oldest    *transaction // in stream order; complete neighbours are merged; guarded by mu
-	newest    *transaction // guarded by mu
-	current   *transaction // begun and not yet committed; guarded by mu
-	received  event.Position
-	prefix    event.LSN                 // end of the last transaction that left the queue; guarded by mu
-	confirmed event.LSN                 // recorded; guarded by mu
-	subs      []sub                     // guarded by mu
-	owing     map[event.Position]*Entry // owed to some and open for others; guarded by mu
-	settled   []*Entry                  // finished and not yet taken; guarded by mu
-	ended     bool                      // a delivery ended since the last Take; guarded by mu
-	events    int                       // in the window; guarded by mu
-	bytes     int64                     // in the window; guarded by mu
+	mu         sync.Mutex
+	oldest     *transaction // in stream order; complete neighbours are merged; guarded by mu
+	newest     *transaction // guarded by mu
+	current    *transaction // begun and not yet committed; guarded by mu
+	received   event.Position
+	prefix     event.LSN                 // end of the last transaction that left the queue; guarded by mu
+	confirmed  event.LSN                 // recorded; guarded by mu
+	subs       []sub                     // guarded by mu
+	owing      map[event.Position]*Entry // owed to some and open for others; guarded by mu
+	settled    []*Entry                  // finished and not yet taken; guarded by mu
+	ended      bool                      // a delivery ended since the last Take; guarded by mu
+	entries    slab.Of[Entry]            // guarded by mu
+	deliveries slab.Of[Delivery]         // guarded by mu
+	spare      *transaction              // to be used again, linked by newer; guarded by mu
+	events     int                       // in the window; guarded by mu
+	bytes      int64                     // in the window; guarded by mu
 }
 
 // Window bounds what is in memory. An event is admitted while both are below their limit, so a single
@@ -122,7 +126,7 @@ func (t *Tracker) Begin(commit event.LSN) {
 		}
 		return
 	}
-	t.current = t.push(&transaction{commit: commit})
+	t.current = t.push(transaction{commit: commit})
 }
 
 // Add takes an event of the transaction in hand that subscribers want. With no subscribers it is
@@ -134,15 +138,16 @@ func (t *Tracker) Add(ev *event.Event, subscribers []int, known bool) *Entry {
 	if t.current == nil {
 		panic(fmt.Sprintf("ack: event %v outside a transaction", ev.Position))
 	}
-	entry := &Entry{Event: ev, Owed: known, txn: t.current, open: len(subscribers)}
-	entry.deliveries = make([]Delivery, len(subscribers))
+	size := ev.Size()
+	entry := t.entries.New(size)
+	*entry = Entry{Event: ev, Owed: known, txn: t.current, open: len(subscribers), deliveries: t.deliveries.Slice(len(subscribers), size)}
 	for i, s := range subscribers {
 		entry.deliveries[i] = Delivery{Entry: entry, subscriber: s}
 		t.subs[s].push(&entry.deliveries[i])
 	}
 	t.received = ev.Position
 	t.events++
-	t.bytes += int64(ev.Size())
+	t.bytes += int64(size)
 	t.current.open++
 	if entry.open == 0 {
 		t.settle(entry)
@@ -174,7 +179,7 @@ func (t *Tracker) Marker(walEnd event.LSN) {
 	if t.newest == nil && walEnd <= t.prefix || t.newest != nil && walEnd <= t.newest.end {
 		return
 	}
-	t.completed(t.push(&transaction{commit: walEnd, end: walEnd, committed: true}))
+	t.completed(t.push(transaction{commit: walEnd, end: walEnd, committed: true}))
 }
 
 // Finish ends a delivery: delivered, or dead and recorded as such. attempts is the number of its failed

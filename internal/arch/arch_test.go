@@ -31,22 +31,23 @@ type room struct {
 var rooms = []room{
 	// The vocabulary and what supports it.
 	{"event", ""},
+	{"slab", ""},
 	{"config", ""},
 	{"postgres", ""},
 	{"pgserver", ""},
 
 	// Writing: one transaction makes the fact and the row.
-	{"outbox", "event postgres"},
+	{"outbox", "event postgres slab"},
 	{"progress", "event outbox postgres"},
 	{"httpapi", "event postgres progress"},
 
 	// Relaying: from the bytes of the WAL to the handler of a subscriber, and back as a number.
 	{"pgoutput", "event"},
 	{"wal", "event postgres"},
-	{"ack", "event"},
+	{"ack", "event slab"},
 	{"subscriber", "event postgres"},
 	{"subscriber/webhook", "event subscriber"},
-	{"lane", "ack event subscriber"},
+	{"lane", "ack event slab subscriber"},
 	{"debt", "event lane outbox postgres"},
 	{"replay", "debt event outbox postgres"},
 	{"dispatch", "ack event lane outbox pgoutput"},
@@ -69,7 +70,7 @@ var rooms = []room{
 
 // pure rooms are tested under virtual time and with random interleavings, which holds only as long as
 // they touch neither network, files, processes nor database.
-var pure = []string{"event", "pgoutput", "ack", "lane"}
+var pure = []string{"event", "slab", "pgoutput", "ack", "lane"}
 
 // imports that make a room impure, with everything below them.
 var impure = []string{"net", "os", "io/fs", "syscall", "database/sql", "github.com/jackc"}

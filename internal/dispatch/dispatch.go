@@ -20,7 +20,7 @@ import (
 
 // Route is a subscriber's lane and what goes to it.
 type Route struct {
-	Lane interface{ Offer(*ack.Delivery) }
+	Lane interface{ Offer(...*ack.Delivery) }
 	// Wants is asked once for each pair of source and type, and after that from memory.
 	Wants func(source, eventType string) bool
 	// After is the position up to which the subscriber needs nothing: it has it, it owes it, or it is
@@ -43,13 +43,16 @@ type Dispatcher struct {
 	decoder   *pgoutput.Decoder
 	relations map[uint32]*binding // by oid, as the server last described them
 	wanted    map[wantedKey][]int
+	shelf     outbox.Shelf
 
-	begin     pgoutput.Begin // of the transaction in hand
-	inside    bool           // a transaction is in hand
-	known     bool           // and it was received whole before
-	ordinal   int64          // of the next insert or message in it
-	completed event.LSN      // commit of the last transaction received whole
-	last      event.Position // of the last event taken in
+	begin     pgoutput.Begin    // of the transaction in hand
+	inside    bool              // a transaction is in hand
+	known     bool              // and it was received whole before
+	ordinal   int64             // of the next insert or message in it
+	gathered  [][]*ack.Delivery // for each route, what HandOver will offer
+	number    int               // of events gathered
+	completed event.LSN         // commit of the last transaction received whole
+	last      event.Position    // of the last event taken in
 }
 
 // binding is how the rows of a relation become events.
@@ -63,6 +66,9 @@ type wantedKey struct{ source, eventType string }
 // maxKept is how large a column of an event over max_event may be to be kept: names and keys are.
 const maxKept = 4096
 
+// maxGathered is after how many events the lanes get theirs although there is more to read.
+const maxGathered = 128
+
 // maxWanted bounds the memory of answers: types come from data.
 const maxWanted = 1000
 
@@ -73,7 +79,7 @@ func New(tables []*outbox.Table, messages []*outbox.Source, routes []Route, trac
 	d := &Dispatcher{
 		messages: messages, routes: routes, tracker: tracker, epoch: epoch, maxEvent: maxEvent, log: log,
 		metrics: newMetrics(reg),
-		wanted:  make(map[wantedKey][]int),
+		wanted:  make(map[wantedKey][]int), gathered: make([][]*ack.Delivery, len(routes)),
 	}
 	for _, source := range messages {
 		d.metrics.received.WithLabelValues(source.Name)
@@ -206,7 +212,7 @@ func (d *Dispatcher) event(layout *outbox.Layout, values [][]byte) *event.Event 
 		size += len(value)
 	}
 	if size <= d.maxEvent {
-		return layout.Event(values)
+		return layout.EventOn(&d.shelf, values)
 	}
 	small := slices.Clone(values)
 	for i, value := range small {
@@ -265,7 +271,28 @@ func (d *Dispatcher) hand(ev *event.Event) {
 	entry := d.tracker.Add(ev, needed, len(needed) < len(wanted))
 	deliveries := entry.Deliveries()
 	for i := range deliveries {
-		d.routes[deliveries[i].Subscriber()].Lane.Offer(&deliveries[i])
+		route := deliveries[i].Subscriber()
+		d.gathered[route] = append(d.gathered[route], &deliveries[i])
+	}
+	if d.number++; d.number == maxGathered {
+		d.HandOver()
+	}
+}
+
+// HandOver offers the lanes what was gathered. One at a time each event would wake a worker of each lane;
+// so the stream gathers as long as there is something to read without a wait, and the lanes work on what
+// came before meanwhile.
+func (d *Dispatcher) HandOver() {
+	if d.number == 0 {
+		return
+	}
+	d.number = 0
+	for i, deliveries := range d.gathered {
+		if len(deliveries) > 0 {
+			d.routes[i].Lane.Offer(deliveries...)
+			clear(deliveries)
+			d.gathered[i] = deliveries[:0]
+		}
 	}
 }
 

@@ -23,7 +23,7 @@ import (
 // hand is a lane that keeps what it is offered.
 type hand struct{ deliveries []*ack.Delivery }
 
-func (h *hand) Offer(d *ack.Delivery) { h.deliveries = append(h.deliveries, d) }
+func (h *hand) Offer(deliveries ...*ack.Delivery) { h.deliveries = append(h.deliveries, deliveries...) }
 
 // ids are the events that were offered, in that order.
 func (h *hand) ids() []string {
@@ -89,6 +89,7 @@ func (r *rig) receive(frames ...[]byte) {
 			r.t.Fatalf("frame %d, %q: %v", i, frame[:1], err)
 		}
 	}
+	r.HandOver()
 }
 
 // finish ends and records everything that was offered, and returns what may be confirmed.

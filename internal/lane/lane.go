@@ -22,6 +22,7 @@ import (
 
 	"github.com/backendstart/walpost/internal/ack"
 	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/slab"
 	"github.com/backendstart/walpost/internal/subscriber"
 )
 
@@ -115,6 +116,8 @@ type Lane struct {
 	unwanted    error                  // why the subscriber asks to be paused, until it is; guarded by mu
 	stats       Stats                  // guarded by mu
 	seen        []Attempt              // scratch of observe; guarded by mu
+	items       slab.Of[item]          // guarded by mu
+	spare       []*keyQueue            // for keys to come; guarded by mu
 	lastSuccess time.Time              // guarded by mu
 	warned      time.Time              // when a failure was last logged; guarded by mu
 
@@ -161,30 +164,33 @@ func (l *Lane) Name() string { return l.sub.Name() }
 // Wants reports whether the subscriber wants events of a type.
 func (l *Lane) Wants(eventType string) bool { return l.sub.Wants(eventType) }
 
-// Offer queues a delivery. It never blocks: the window of the tracker bounds what is queued.
-func (l *Lane) Offer(d *ack.Delivery) {
+// Offer queues deliveries. It never blocks: the window of the tracker bounds what is queued.
+func (l *Lane) Offer(deliveries ...*ack.Delivery) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.held++
+	l.held += len(deliveries)
 	l.metrics.open.Set(float64(l.held))
-	it := l.newItem(d.Event)
-	it.live = d
-	switch {
-	case l.scope.checking:
-		l.scope.unchecked = append(l.scope.unchecked, it)
-		signal(l.desk)
-		return
-	case l.inScope(it):
-		l.hold(it)
-		return
+	now := time.Now()
+	for _, d := range deliveries {
+		it := l.newItem(d.Event, now)
+		it.live = d
+		switch {
+		case l.scope.checking:
+			l.scope.unchecked = append(l.scope.unchecked, it)
+			signal(l.desk)
+		case l.inScope(it):
+			l.hold(it)
+		default:
+			l.queue(it)
+		}
 	}
-	l.queue(it)
 	l.pump()
 }
 
 // newItem makes an item; that of an event that cannot be handed over is dead already.
-func (l *Lane) newItem(ev *event.Event) *item {
-	it := &item{ev: ev, offered: time.Now()}
+func (l *Lane) newItem(ev *event.Event, now time.Time) *item {
+	it := l.items.New(ev.Size())
+	it.ev, it.offered = ev, now
 	if ev.Invalid != "" {
 		it.dead, it.lastErr = true, errors.New(ev.Invalid)
 	} else if err := l.stream.Refuse(ev); err != nil {

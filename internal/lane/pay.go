@@ -123,7 +123,7 @@ func (d *desk) read(ctx context.Context) error {
 	now := time.Now()
 	for _, o := range owed {
 		d.cursor = o.Event.Position
-		it := l.newItem(o.Event)
+		it := l.newItem(o.Event, now)
 		it.attempts, it.firstFailure, it.lastFailure = o.Attempts, o.FirstFailure, o.LastFailure
 		s.takeInHand(it)
 		if d.passes > 0 && o.NextAttempt.After(now) && l.keys[l.keyOf(it.ev)] == nil {

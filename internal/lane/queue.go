@@ -57,7 +57,8 @@ type keyQueue struct {
 	key   string
 	state keyState
 	items []*item
-	timer *time.Timer // in backoff
+	first [1]*item    // room for the only event that most keys have
+	timer *time.Timer // since the first backoff
 }
 
 // keyOf is what the lane keeps order within. Without an ordering every event is a key of its own.
@@ -76,7 +77,7 @@ func (l *Lane) queue(it *item) {
 	key := l.keyOf(it.ev)
 	q := l.keys[key]
 	if q == nil {
-		q = &keyQueue{key: key}
+		q = l.newQueue(key)
 		l.keys[key] = q
 	}
 	q.items = append(q.items, it)
@@ -87,7 +88,8 @@ func (l *Lane) queue(it *item) {
 
 // queueLater is queue for the first item of a key that has to wait.
 func (l *Lane) queueLater(it *item, wait time.Duration) {
-	q := &keyQueue{key: l.keyOf(it.ev), items: []*item{it}}
+	q := l.newQueue(l.keyOf(it.ev))
+	q.items = append(q.items, it)
 	l.keys[q.key] = q
 	l.backOff(q, wait)
 }
@@ -115,6 +117,29 @@ func (l *Lane) release(q *keyQueue) {
 	if l.keys[q.key] == q {
 		delete(l.keys, q.key)
 	}
+	// A timer that has fired may still be waiting for mu: its key must not become another one.
+	if q.timer == nil && len(l.spare) < maxSpare {
+		l.spare = append(l.spare, q)
+	}
+}
+
+// maxSpare is about as many keys as come and go between two looks of a busy lane.
+const maxSpare = 1000
+
+// newQueue makes the queue of a key that has none. Where every event has a key of its own that is once per
+// event, so queues are used again.
+func (l *Lane) newQueue(key string) *keyQueue {
+	if len(l.spare) == 0 {
+		q := &keyQueue{key: key}
+		q.items = q.first[:0]
+		return q
+	}
+	last := len(l.spare) - 1
+	q := l.spare[last]
+	l.spare[last] = nil
+	l.spare = l.spare[:last]
+	q.key, q.items = key, q.first[:0]
+	return q
 }
 
 // putBack returns deliveries of one key that are not finished to the front of their queue.

@@ -43,6 +43,7 @@ func (l *Lane) ReplayPage() int { return min(l.options.Concurrency*l.options.Bat
 // Only one goroutine may call it at a time. again is what subscriber.Delivery.Again says.
 func (l *Lane) Replay(ctx context.Context, events []*event.Event, again time.Time) Replayed {
 	r := &replay{again: again, ended: make(chan struct{}), open: len(events) + 1}
+	now := time.Now()
 	l.mu.Lock()
 	tried := l.tried
 	l.tried = nil
@@ -50,7 +51,7 @@ func (l *Lane) Replay(ctx context.Context, events []*event.Event, again time.Tim
 	for i, ev := range events {
 		it := tried[ev]
 		if it == nil {
-			it = l.newItem(ev)
+			it = l.newItem(ev, now)
 		}
 		it.replay, it.number, it.queue = r, i, nil
 		key := l.keyOf(ev)

@@ -399,6 +399,7 @@ func (s *modelServer) stream(ctx context.Context, d *dispatch.Dispatcher, p *mod
 		}
 		for _, frame := range frames(txn) {
 			for !d.HasRoom() {
+				d.HandOver()
 				select {
 				case <-d.Room():
 				case <-time.After(time.Second):
@@ -410,7 +411,11 @@ func (s *modelServer) stream(ctx context.Context, d *dispatch.Dispatcher, p *mod
 			if err := d.Receive(frame); err != nil {
 				panic(err)
 			}
+			if rand.IntN(3) == 0 { // the stream would have to wait for the next frame
+				d.HandOver()
+			}
 		}
+		d.HandOver()
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"strconv"
 	"strings"
 	"time"
@@ -49,6 +50,7 @@ type System struct {
 type Conn struct {
 	pg      *pgconn.PgConn
 	dsn     string
+	gulps   *gulps         // below pg, and below TLS
 	skipped *pgconn.Notice // Postgres 18 went on without the publication
 }
 
@@ -60,6 +62,15 @@ func Connect(ctx context.Context, dsn, application string) (*Conn, error) {
 		return nil, err
 	}
 	c := &Conn{dsn: dsn}
+	dial := config.DialFunc
+	config.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := dial(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		c.gulps = &gulps{Conn: conn}
+		return c.gulps, nil
+	}
 	config.RuntimeParams["application_name"] = application
 	config.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) {
 		// "skipped loading publication": its rows are missing from the stream from here on.
@@ -169,6 +180,7 @@ func (c *Conn) Start(ctx context.Context, slot, publication string) error {
 		}
 		return explainSlotError(slot, fmt.Errorf("start replication on slot %q: %w", slot, postgres.Mask(err, c.dsn)))
 	}
+	c.gulps.buf = make([]byte, gulpSize)
 	return nil
 }
 

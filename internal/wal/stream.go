@@ -22,6 +22,8 @@ type Receiver interface {
 	Receive(message []byte) error
 	// KeepAlive says that the server has read its WAL up to walEnd and had nothing more for us.
 	KeepAlive(walEnd event.LSN)
+	// HandOver is called before the stream waits for anything: what Receive has gathered must go on now.
+	HandOver()
 	// HasRoom reports whether another message may be received; Room gets a token when that may have
 	// changed.
 	HasRoom() bool
@@ -82,7 +84,9 @@ func (c *Conn) Stream(ctx context.Context, o StreamOptions) error {
 		defer close(woken)
 		_ = c.pg.Conn().SetReadDeadline(time.Unix(1, 0))
 	})
+	c.gulps.beforeRead = o.Receiver.HandOver
 	err := s.read(ctx)
+	o.Receiver.HandOver()
 	if !stop() {
 		<-woken
 	}
@@ -126,6 +130,7 @@ func (s *stream) read(ctx context.Context) error {
 			return err
 		}
 		if !s.Receiver.HasRoom() {
+			s.Receiver.HandOver()
 			s.waitForRoom(ctx)
 			continue
 		}
@@ -180,6 +185,10 @@ func (s *stream) checkSkipped() error {
 	}
 }
 
+// beginCommitTime is where the commit time stands in a Begin message of pgoutput, behind its letter and the
+// final LSN. It is looked at here because both clocks are the server's.
+const beginCommitTime = 1 + 8
+
 // takeCopyData reads the frames of the replication protocol.
 // (PostgreSQL manual, "Streaming Replication Protocol", START_REPLICATION)
 func (s *stream) takeCopyData(data []byte, now time.Time) error {
@@ -193,6 +202,11 @@ func (s *stream) takeCopyData(data []byte, now time.Time) error {
 			return fmt.Errorf("data frame of %d bytes", len(data))
 		}
 		s.Metrics.received(event.LSN(binary.BigEndian.Uint64(data[1:])))
+		if len(data) > header+beginCommitTime+8 && data[header] == 'B' {
+			committed := binary.BigEndian.Uint64(data[header+beginCommitTime:])
+			sent := binary.BigEndian.Uint64(data[header-8:])
+			s.conn.gulps.behind = time.Duration(sent-committed)*time.Microsecond > behind
+		}
 		return s.Receiver.Receive(data[header:])
 	case pglogrepl.PrimaryKeepaliveMessageByteID:
 		const size = 1 + 8 + 8 + 1 // letter, end, server time, reply requested

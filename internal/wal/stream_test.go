@@ -36,6 +36,7 @@ func (r *receiver) Receive(message []byte) error {
 	return nil
 }
 func (r *receiver) KeepAlive(walEnd event.LSN) { r.walEnd.Store(uint64(walEnd)) }
+func (r *receiver) HandOver()                  {}
 func (r *receiver) HasRoom() bool              { return !r.full.Load() }
 func (r *receiver) Room() <-chan struct{}      { return r.room }
 

@@ -1,0 +1,55 @@
+package wal
+
+import (
+	"net"
+	"time"
+)
+
+const (
+	// gulpSize is how much one read takes at most. It is more than the server sends in gulpWait.
+	gulpSize = 256 << 10
+	// gulpWait is how long the server may fill the socket before the next read, while there is a backlog.
+	gulpWait = time.Millisecond
+	// behind is how old a transaction is, by the server's clock, when its rows are sent, for the stream to
+	// be behind: then a millisecond more does not matter to anybody.
+	behind = 20 * time.Millisecond
+)
+
+// gulps reads a connection in gulps while the stream is behind, and at once while it is not.
+//
+// The server sends every message by itself. A reader that takes each as it comes is woken once per row,
+// and so are the kernel and the server; one that lets a millisecond of them gather is woken a thousand
+// times a second at most, which leaves the cores to those who produce and handle events.
+//
+// It belongs to the goroutine that reads.
+type gulps struct {
+	net.Conn
+	buf    []byte // nil before the stream begins
+	at, n  int    // what of buf is unread
+	behind bool
+	// beforeRead is called when everything that was read has been taken and more is wanted.
+	beforeRead func()
+}
+
+// Read implements net.Conn.
+func (g *gulps) Read(p []byte) (int, error) {
+	if g.at == g.n {
+		if g.buf == nil {
+			return g.Conn.Read(p)
+		}
+		if g.beforeRead != nil {
+			g.beforeRead()
+		}
+		if g.behind {
+			time.Sleep(gulpWait)
+		}
+		n, err := g.Conn.Read(g.buf)
+		g.at, g.n = 0, max(n, 0)
+		if g.n == 0 {
+			return 0, err
+		}
+	}
+	n := copy(p, g.buf[g.at:g.n])
+	g.at += n
+	return n, nil
+}
