@@ -9,7 +9,7 @@ const (
 	// gulpSize is how much one read takes at most. It is more than the server sends in gulpWait.
 	gulpSize = 256 << 10
 	// gulpWait is how long the server may fill the socket before the next read, while there is a backlog.
-	gulpWait = time.Millisecond
+	gulpWait = 2*time.Millisecond
 	// behind is how old a transaction is, by the server's clock, when its rows are sent, for the stream to
 	// be behind: then a millisecond more does not matter to anybody.
 	behind = 20 * time.Millisecond
@@ -41,7 +41,9 @@ func (g *gulps) Read(p []byte) (int, error) {
 			g.beforeRead()
 		}
 		if g.behind {
+			setLowWater(g.Conn, gulpSize/2)
 			time.Sleep(gulpWait)
+			setLowWater(g.Conn, 1)
 		}
 		n, err := g.Conn.Read(g.buf)
 		g.at, g.n = 0, max(n, 0)
