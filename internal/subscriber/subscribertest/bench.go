@@ -160,6 +160,15 @@ func (b *bench) sameButForTheClock(t *testing.T, when, want string) {
 	}
 }
 
+// now is the moment by the server's clock, which inbox records carry.
+func (b *bench) now(t *testing.T) (at time.Time) {
+	t.Helper()
+	if err := b.db.Pool.QueryRow(t.Context(), `SELECT clock_timestamp()`).Scan(&at); err != nil {
+		t.Fatalf("read the clock: %v", err)
+	}
+	return at
+}
+
 // lockEffects keeps everybody else from writing to the effect tables until unlock.
 func (b *bench) lockEffects(t *testing.T) (unlock func()) {
 	t.Helper()

@@ -36,6 +36,7 @@ func Run(t *testing.T, build Build) {
 		{"has a name that stays", hasStableName},
 		{"wants events by their type", wantsByType},
 		{"has its effect once when the same event comes twice", effectOnceWhenTwice},
+		{"has its effect at most once more in a replay that asks for it", effectOnceMoreInReplay},
 		{"has its effect once when it dies between effect and return", effectOnceWhenDying},
 		{"has its effect once when the connection dies before the commit", effectOnceWhenCutOff},
 		{"takes events of different keys at the same time", keysAtTheSameTime},
@@ -137,6 +138,17 @@ func effectOnceWhenTwice(t *testing.T, b *bench) {
 	again.Attempt, again.Replay = 2, true
 	b.must(t, b.sub, again)
 	b.same(t, "after the same event twice", once)
+}
+
+// A replay that breaks off begins anew, with the same moment in Again.
+func effectOnceMoreInReplay(t *testing.T, b *bench) {
+	again := LessonCompleted(0)
+	b.must(t, b.sub, again)
+	again.Replay, again.Again = true, b.now(t)
+	b.must(t, b.sub, again)
+	onceMore := b.dump(t)
+	b.must(t, b.restarted(t), again)
+	b.same(t, "after the same replay twice", onceMore)
 }
 
 func effectOnceWhenDying(t *testing.T, b *bench) {
