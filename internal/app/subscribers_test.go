@@ -12,6 +12,10 @@ import (
 // Whoever adds a line to subscribers.go is held to the contract without writing a test for it.
 func TestSubscribers_keepTheContract(t *testing.T) {
 	for name, build := range Subscribers() {
+		// A kind with keys of its own has its effect elsewhere, where Run cannot see it: its folder has the tests.
+		if checks()[name] != nil {
+			continue
+		}
 		t.Run(name, func(t *testing.T) {
 			subscribertest.Run(t, func(t *testing.T, pool *pgxpool.Pool, slot string) subscriber.Subscriber {
 				built, err := build(Room{Pool: pool, Slot: slot, Log: discard})

@@ -55,23 +55,3 @@ func (e *Event) Limit(size int) {
 		e.Invalid = fmt.Sprintf("the event has %d bytes, max_event is %d; its payload was not kept and stands in its row", got, size)
 	}
 }
-
-// CorrelationID returns the header "correlation_id", or "" if there is none. It parses the headers
-// at each call.
-func (e *Event) CorrelationID() string { return e.Header("correlation_id") }
-
-// Header returns a header whose value is a JSON string, or "".
-func (e *Event) Header(name string) string {
-	if len(e.Headers) == 0 {
-		return ""
-	}
-	var headers map[string]json.RawMessage
-	if json.Unmarshal(e.Headers, &headers) != nil {
-		return ""
-	}
-	var value string
-	if json.Unmarshal(headers[name], &value) != nil {
-		return ""
-	}
-	return value
-}

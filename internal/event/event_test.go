@@ -1,8 +1,10 @@
 package event_test
 
 import (
+	"encoding/json"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/backendstart/walpost/internal/event"
 )
@@ -19,6 +21,12 @@ func TestHeader_isEmptyWhereThereIsNoSuchString(t *testing.T) {
 		{`{"correlation_id": {"correlation_id": "x"}}`, ""},
 		{`{"traceparent": "00-1", "correlation_id": "c-1"}`, "c-1"},
 		{`{"correlation_id": "\u00e4"}`, "ä"},
+		{`{"a": {"correlation_id": "x", "b": ["}", "\""]}, "correlation\u005fid" : "c-2" }`, "c-2"},
+		{`{"correlation_id": "c-1", "correlation_id": "c-2"}`, "c-2"},
+		{"\n{\"a\":[1,{\"b\":2}],\"correlation_id\"\t:\n\"c \\\"3\\\"\"}", `c "3"`},
+		{`{"correlation_id`, ""},
+		{`{"correlation_id"`, ""},
+		{`{"correlation_id": "x`, ""},
 	} {
 		e := &event.Event{Headers: []byte(test.headers)}
 		if got := e.CorrelationID(); got != test.want {
@@ -67,4 +75,25 @@ func TestParseLessonCompleted_refusesWhatNoSubscriberCouldUse(t *testing.T) {
 			t.Errorf("payload %s: got %v, want an error with %q", payload, err, test.want)
 		}
 	}
+}
+
+// What the walk over the text finds is what a decoder finds.
+func FuzzHeader(f *testing.F) {
+	for _, seed := range []string{`{"a": "b"}`, `{"a": {"a": "c"}, "b": [1, "]"]}`, `{"a": "\"", "a": 1}`, `{"\u0061": "b" }`, `[{"a": "b"}]`} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, headers string) {
+		got := (&event.Event{Headers: []byte(headers)}).Header("a")
+		if !json.Valid([]byte(headers)) || !utf8.ValidString(headers) {
+			return // it must not panic
+		}
+		var decoded map[string]json.RawMessage
+		var want string
+		if json.Unmarshal([]byte(headers), &decoded) == nil && json.Unmarshal(decoded["a"], &want) != nil {
+			want = ""
+		}
+		if got != want {
+			t.Errorf("headers %s: got %q, want %q", headers, got, want)
+		}
+	})
 }

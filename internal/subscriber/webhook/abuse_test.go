@@ -54,7 +54,7 @@ func TestWebhook_survivesReceiversThatMisbehave(t *testing.T) {
 	untrusted.Config.ErrorLog = log.New(io.Discard, "", 0)
 	untrusted.StartTLS()
 	t.Cleanup(untrusted.Close)
-	const short, long = 200 * time.Millisecond, 5 * time.Second // long for what ends by itself before
+	const short, long = time.Second, 10 * time.Second // long for what ends by itself before
 	for _, test := range []struct {
 		name, url string
 		timeout   time.Duration

@@ -25,7 +25,7 @@ func (b *Batching) HandleBatch(ctx context.Context, deliveries []subscriber.Deli
 	header := b.attemptHeader(last)
 	appendOne := appendElement
 	if b.format == CloudEventsStructured {
-		header["Content-Type"] = batchType
+		header.Header["Content-Type"] = batchType
 		appendOne = appendCloudEvent
 	}
 	body := append(make([]byte, 0, size), '[')

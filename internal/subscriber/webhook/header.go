@@ -1,7 +1,6 @@
 package webhook
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"maps"
@@ -17,41 +16,50 @@ import (
 // 8 KiB in all, and an event must not be stuck for the length of its key.
 const maxValue = 1 << 10
 
+// headers gathers the headers of one request with one allocation for all values. They are never used
+// again: the transport may still write them after an answer has come.
+type headers struct {
+	http.Header
+	values []string
+}
+
+func (h *headers) set(canonical, value string) {
+	h.values = append(h.values, value)
+	h.Header[canonical] = h.values[len(h.values)-1 : len(h.values) : len(h.values)]
+}
+
 // newHeader makes the headers of a request with one event, signature aside.
-func (w *Webhook) newHeader(d subscriber.Delivery) http.Header {
+func (w *Webhook) newHeader(d subscriber.Delivery) *headers {
 	h := w.attemptHeader(d)
-	h["Walpost-Type"] = []string{encode(d.Type)}
-	h["Walpost-Position"] = []string{d.Position.String()}
+	h.set("Walpost-Type", encode(d.Type))
+	h.set("Walpost-Position", d.Position.String())
 	if d.Key != "" {
-		h["Walpost-Key"] = []string{encodeKey(d.Key)}
+		h.set("Walpost-Key", encodeKey(d.Key))
 	}
 	if id := headerOf(d.Event, "correlation_id"); id != "" {
-		h["X-Correlation-Id"] = []string{id}
+		h.set("X-Correlation-Id", id)
 	}
 	if parent := headerOf(d.Event, "traceparent"); parent != "" {
-		h["Traceparent"] = []string{parent}
+		h.set("Traceparent", parent)
 	}
 	return h
 }
 
 // attemptHeader makes what says something about the attempt, with the configured headers.
-func (w *Webhook) attemptHeader(d subscriber.Delivery) http.Header {
-	h := make(http.Header, len(w.header)+16)
-	maps.Copy(h, w.header) // the values are shared: nobody changes them
-	h["Walpost-Attempt"] = []string{strconv.Itoa(d.Attempt)}
-	h["Walpost-Term"] = []string{strconv.FormatInt(d.Term, 10)}
+func (w *Webhook) attemptHeader(d subscriber.Delivery) *headers {
+	const ours = 12
+	h := &headers{make(http.Header, len(w.header)+ours), make([]string, 0, ours)}
+	maps.Copy(h.Header, w.header) // the values are shared: nobody changes them
+	h.set("Walpost-Attempt", strconv.Itoa(d.Attempt))
+	h.set("Walpost-Term", strconv.FormatInt(d.Term, 10))
 	if d.Replay {
-		h["Walpost-Replay"] = []string{"true"}
+		h.set("Walpost-Replay", "true")
 	}
 	return h
 }
 
-// headerOf is one of the event's own headers, "" where it is too long to be sent. The look before spares
-// the parsing of headers that have no such name.
+// headerOf is one of the event's own headers, "" where it is too long to be sent.
 func headerOf(e *event.Event, name string) string {
-	if !bytes.Contains(e.Headers, []byte(name)) {
-		return ""
-	}
 	if value := encode(e.Header(name)); len(value) <= maxValue {
 		return value
 	}

@@ -6,7 +6,6 @@ import (
 	"encoding/base64"
 	"errors"
 	"hash"
-	"net/http"
 	"strconv"
 	"strings"
 	"sync"
@@ -42,12 +41,12 @@ func parseSecret(text string) ([]byte, error) {
 
 // sign sets the three headers of Standard Webhooks: the time and signatures are of this attempt, the id is
 // the same at each. id must be legal in a header.
-func (w *Webhook) sign(header http.Header, id string, at time.Time, body []byte) {
+func (w *Webhook) sign(h *headers, id string, at time.Time, body []byte) {
 	seconds := strconv.FormatInt(at.Unix(), 10)
-	header["Webhook-Id"] = []string{id}
-	header["Webhook-Timestamp"] = []string{seconds}
+	h.set("Webhook-Id", id)
+	h.set("Webhook-Timestamp", seconds)
 	if len(w.keys) > 0 {
-		header["Webhook-Signature"] = []string{w.keys.signatures(id+"."+seconds+".", body)}
+		h.set("Webhook-Signature", w.keys.signatures(id+"."+seconds+".", body))
 	}
 }
 

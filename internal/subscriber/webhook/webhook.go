@@ -133,19 +133,19 @@ func (w *Webhook) Handle(ctx context.Context, d subscriber.Delivery) error {
 	body := []byte(d.Payload)
 	switch w.format {
 	case CloudEvents:
-		cloudHeader(header, d)
+		cloudHeader(header.Header, d)
 	case CloudEventsStructured:
-		header["Content-Type"] = structuredType
+		header.Header["Content-Type"] = structuredType
 		body = appendCloudEvent(nil, d)
 	}
 	return w.post(ctx, encode(d.ID), header, body)
 }
 
 // post signs and sends. id is as it stands in the header.
-func (w *Webhook) post(ctx context.Context, id string, header http.Header, body []byte) error {
+func (w *Webhook) post(ctx context.Context, id string, header *headers, body []byte) error {
 	w.sign(header, id, time.Now(), body)
 	request := &http.Request{
-		Method: http.MethodPost, URL: w.url, Host: w.url.Host, Header: header,
+		Method: http.MethodPost, URL: w.url, Host: w.url.Host, Header: header.Header,
 		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, ContentLength: int64(len(body)), Body: http.NoBody,
 	}
 	if len(body) > 0 {

@@ -1,0 +1,97 @@
+package event
+
+import (
+	"bytes"
+	"encoding/json"
+)
+
+// CorrelationID returns the header "correlation_id", or "" if there is none. It looks through the headers
+// at each call.
+func (e *Event) CorrelationID() string { return e.Header("correlation_id") }
+
+// Header returns a header whose value is a JSON string, or "". The headers are valid JSON, because
+// Postgres or the reader of the envelope has seen to that; what is not comes out as "" or as a part of it.
+//
+// It walks over the text instead of decoding it: this is asked for each delivery to a destination.
+func (e *Event) Header(name string) (value string) {
+	rest := bytes.TrimLeft(e.Headers, space)
+	if len(rest) == 0 || rest[0] != '{' {
+		return ""
+	}
+	for rest = rest[1:]; ; {
+		rest = bytes.TrimLeft(rest, space+",")
+		key := stringAt(rest)
+		if key == nil {
+			return value
+		}
+		rest = bytes.TrimLeft(rest[len(key):], space+":")
+		found := valueAt(rest)
+		rest = rest[len(found):]
+		if unquote(key) == name { // the last one counts, as for everybody who reads JSON
+			value = unquote(found)
+		}
+		if len(found) == 0 {
+			return value
+		}
+	}
+}
+
+const space = " \t\r\n"
+
+// stringAt is the string that text begins with, quotes included, or nil.
+func stringAt(text []byte) []byte {
+	if len(text) == 0 || text[0] != '"' {
+		return nil
+	}
+	for i := 1; i < len(text); i++ {
+		switch text[i] {
+		case '\\':
+			i++
+		case '"':
+			return text[:i+1]
+		}
+	}
+	return nil
+}
+
+// valueAt is the value that text begins with.
+func valueAt(text []byte) []byte {
+	depth := 0
+	for i := 0; i < len(text); i++ {
+		switch text[i] {
+		case '"':
+			quoted := stringAt(text[i:])
+			if quoted == nil {
+				return nil
+			}
+			i += len(quoted) - 1
+		case '{', '[':
+			depth++
+		case '}', ']':
+			if depth--; depth < 0 {
+				return text[:i]
+			}
+		case ',':
+			if depth == 0 {
+				return text[:i]
+			}
+		}
+	}
+	return nil
+}
+
+// unquote is what a JSON string says, "" for any other value.
+func unquote(text []byte) string {
+	quoted := bytes.TrimRight(text, space)
+	if stringAt(quoted) == nil {
+		return ""
+	}
+	if inner := quoted[1 : len(quoted)-1]; bytes.IndexByte(inner, '\\') < 0 {
+		return string(inner)
+	}
+	var value string
+	if json.Unmarshal(quoted, &value) != nil {
+		return ""
+	}
+	return value
+}
