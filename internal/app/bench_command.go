@@ -33,7 +33,7 @@ type benchCommand struct {
 	Quick       bool            `help:"A run of about a minute, which shows that everything works and little else."`
 	JSON        bool            `name:"json" help:"Print JSON, to be kept."`
 	Markdown    bool            `help:"Print the table as docs/performance.md has it."`
-	CPUProfile  string          `name:"cpuprofile" hidden:"" placeholder:"FOLDER" help:"Write a CPU profile of each relay that drains."`
+	CPUProfile  string          `name:"cpuprofile" hidden:"" placeholder:"FOLDER" help:"Write profiles of CPU and allocations of each relay that drains."`
 	LogLevel    slog.Level      `type:"loglevel" default:"warn" placeholder:"LEVEL" help:"debug tells of each single measurement."`
 }
 
@@ -138,11 +138,11 @@ type benchPart struct {
 type benchRun struct {
 	Expect     int      `help:"Say when a subscriber has handled so many events."`
 	Stamp      bool     `help:"Say at the end when each event was handled."`
-	CPUProfile string   `name:"cpuprofile" placeholder:"FILE" help:"Write a CPU profile."`
+	CPUProfile string   `name:"cpuprofile" placeholder:"FILE" help:"Write a CPU profile, and one of allocations to FILE.allocs."`
 	Args       []string `arg:"" passthrough:"" help:"Command."`
 }
 
-func (c benchRun) Run(r *run) error {
+func (c benchRun) Run(r *run) (err error) {
 	go bench.EndWithStdin(r.Stdin)
 	if c.CPUProfile != "" {
 		file, err := os.Create(c.CPUProfile)
@@ -153,7 +153,10 @@ func (c benchRun) Run(r *run) error {
 		if err := pprof.StartCPUProfile(file); err != nil {
 			return err
 		}
-		defer pprof.StopCPUProfile()
+		defer func() {
+			pprof.StopCPUProfile()
+			err = errors.Join(err, writeAllocs(c.CPUProfile+".allocs"))
+		}()
 	}
 	watcher := bench.NewWatcher(c.Expect, c.Stamp, r.Stdout)
 	args := slices.Clone(c.Args)
@@ -166,6 +169,16 @@ func (c benchRun) Run(r *run) error {
 		return fmt.Errorf("the command ended with exit code %d", code)
 	}
 	return nil
+}
+
+// writeAllocs writes where the process has allocated since it began.
+func writeAllocs(path string) error {
+	file, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	return pprof.Lookup("allocs").WriteTo(file, 0)
 }
 
 // benchKinds adds the subscribers of the bench.

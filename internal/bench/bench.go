@@ -40,7 +40,7 @@ type Options struct {
 	// subscribers that it has.
 	Program string
 	Kinds   []string
-	// Profiles is a folder for a CPU profile of each process that drains; "" for none.
+	// Profiles is a folder for profiles of each process that drains, and of the API; "" for none.
 	Profiles string
 	// Progress is told of each step before it begins; nil is silence. It is called by one goroutine.
 	Progress func(done, total int, what string)

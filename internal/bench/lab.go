@@ -28,12 +28,15 @@ type lab struct {
 	Options
 	dsn     string
 	pool    *pgxpool.Pool
+	base    string // slot whose copies are read: all begin where it stands
 	dir     string // for configuration files
 	leave   func() error
 	current string // case
 	report  *Report
 	peaks   []peak
 	slots   int // copies made so far
+
+	profiles int // asked for so far
 
 	done, total int // steps
 }
@@ -52,12 +55,9 @@ var settings = map[string]string{
 	"max_wal_senders":       "20",
 }
 
-// base is the slot whose copies are read: all begin where it stands.
-const base = "walpost_bench"
-
 // openLab makes the database with the reference service's tables, the publication and the base slot.
 func openLab(ctx context.Context, o Options, total int) (_ *lab, err error) {
-	l := &lab{Options: o, total: total}
+	l := &lab{Options: o, total: total, base: "walpost_bench"}
 	if o.DatabaseURL == "" {
 		err = l.privateServer(ctx)
 	} else {
@@ -83,7 +83,7 @@ func openLab(ctx context.Context, o Options, total int) (_ *lab, err error) {
 	}
 	l.report = l.newReport(version)
 	// A first start leaves the publication, and in walpost.slots what belongs to a slot.
-	relay, err := l.startRelay(ctx, base, 0, flow{subscribers: []string{"{name: first, kind: bench-noop}"}}, nil)
+	relay, err := l.startRelay(ctx, l.base, 0, flow{subscribers: []string{"{name: first, kind: bench-noop}"}}, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -119,7 +119,8 @@ func (l *lab) ownDatabase(ctx context.Context) (err error) {
 	if l.dir, err = os.MkdirTemp("", "walpost-bench-"); err != nil {
 		return fmt.Errorf("folder for configurations: %w", err)
 	}
-	name := "walpost_bench_" + strings.ToLower(rand.Text()[:10])
+	name := l.base + "_" + strings.ToLower(rand.Text()[:10])
+	l.base = name // names of slots are unique per server, and two may measure there
 	cleaner := exec.Command(l.Program, "bench-part", "clean", "--database="+name, "--folder="+l.dir)
 	cleaner.Env = append(os.Environ(), "WALPOST_BENCH_DATABASE_URL="+l.DatabaseURL)
 	cleaner.Dir = "/"
@@ -219,10 +220,10 @@ func (l *lab) backlog(ctx context.Context, shape string, events, payload int) (e
 	if err := l.exec(ctx, `TRUNCATE outbox`); err != nil {
 		return "", err
 	}
-	if err := l.exec(ctx, `SELECT pg_drop_replication_slot($1)`, base); err != nil {
+	if err := l.exec(ctx, `SELECT pg_drop_replication_slot($1)`, l.base); err != nil {
 		return "", err
 	}
-	if err := l.exec(ctx, `SELECT pg_create_logical_replication_slot($1, 'pgoutput')`, base); err != nil {
+	if err := l.exec(ctx, `SELECT pg_create_logical_replication_slot($1, 'pgoutput')`, l.base); err != nil {
 		return "", err
 	}
 	size := map[string]int{"1": 1, "100": 100}[shape]
@@ -270,15 +271,15 @@ func (l *lab) reset(ctx context.Context) error {
 // so everybody drains the same WAL.
 func (l *lab) copySlot(ctx context.Context, subscribers ...string) (slot string, err error) {
 	l.slots++
-	slot = fmt.Sprintf("%s_%d", base, l.slots)
-	if err := l.exec(ctx, `SELECT pg_copy_logical_replication_slot($1, $2)`, base, slot); err != nil {
+	slot = fmt.Sprintf("%s_%d", l.base, l.slots)
+	if err := l.exec(ctx, `SELECT pg_copy_logical_replication_slot($1, $2)`, l.base, slot); err != nil {
 		return "", err
 	}
 	err = l.exec(ctx, `
 		INSERT INTO walpost.slots (slot, system_id, timeline, epoch, fingerprint, state, confirmed)
 		SELECT $2::text, system_id, timeline, epoch, fingerprint, state,
 		       (SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = $2::text)
-		FROM walpost.slots WHERE slot = $1`, base, slot)
+		FROM walpost.slots WHERE slot = $1`, l.base, slot)
 	if err != nil {
 		return "", err
 	}
@@ -361,7 +362,7 @@ func (l *lab) startRelay(ctx context.Context, slot string, expect int, f flow, p
 		return nil, fmt.Errorf("write a configuration: %w", err)
 	}
 	args := append([]string{"run", fmt.Sprintf("--expect=%d", expect)}, partArgs...)
-	args = append(args, "--", "relay", "--config="+file, "--slot="+slot, "--publication="+base, "--ops-listen=127.0.0.1:0", "--log-format=json")
+	args = append(args, "--", "relay", "--config="+file, "--slot="+slot, "--publication="+l.base, "--ops-listen=127.0.0.1:0", "--log-format=json")
 	return l.start(ctx, []string{"WALPOST_DATABASE_URL=" + l.dsn}, args...)
 }
 

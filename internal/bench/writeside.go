@@ -97,8 +97,9 @@ func (l *lab) completeOne(ctx context.Context, user, lesson int) error {
 }
 
 func (l *lab) completeOverHTTP(ctx context.Context) (sample, error) {
-	api, err := l.start(ctx, []string{"WALPOST_DATABASE_URL=" + l.dsn}, "run", "--",
-		"api", "--auth=dev", "--api-listen=127.0.0.1:0", "--log-level=info", "--log-format=json")
+	args := append([]string{"run"}, l.profile()...)
+	args = append(args, "--", "api", "--auth=dev", "--api-listen=127.0.0.1:0", "--log-format=json")
+	api, err := l.start(ctx, []string{"WALPOST_DATABASE_URL=" + l.dsn}, args...)
 	if err != nil {
 		return sample{}, err
 	}
