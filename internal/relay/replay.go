@@ -43,10 +43,15 @@ type replayer struct {
 	tables  func() map[string]*outbox.Table
 	tracker *ack.Tracker
 	lanes   []*lane.Lane
+	// reading has a token while nobody reads a page. To find a few rows among millions can take minutes,
+	// and the recorder and the debt need the other connections of the pool.
+	reading chan struct{}
 }
 
 func (r *Relay) newReplayer(p *parts) *replayer {
-	return &replayer{r, replay.NewStore(r.Pool, r.Slot, nil, nil), p.ledger.tables.BySource, p.tracker, p.lanes}
+	reading := make(chan struct{}, 1)
+	reading <- struct{}{}
+	return &replayer{r, replay.NewStore(r.Pool, r.Slot, nil, nil), p.ledger.tables.BySource, p.tracker, p.lanes, reading}
 }
 
 // run looks for replays until ctx ends, and returns when none is under way. What a lane has in hand by then
@@ -194,7 +199,7 @@ func (w *replayWork) work(ctx, lanes context.Context) (err error) {
 	slices.SortFunc(tables, func(a, b *outbox.Table) int { return strings.Compare(a.Source.Name, b.Source.Name) })
 	for _, table := range tables {
 		for {
-			page, err := w.store.Next(ctx, table, &w.Replay)
+			page, err := w.next(ctx, table)
 			if err != nil {
 				return err
 			}
@@ -212,6 +217,16 @@ func (w *replayWork) work(ctx, lanes context.Context) (err error) {
 		return err
 	}
 	return nil
+}
+
+func (w *replayWork) next(ctx context.Context, table *outbox.Table) (replay.Page, error) {
+	select {
+	case <-w.reading:
+		defer func() { w.reading <- struct{}{} }()
+		return w.store.Next(ctx, table, &w.Replay)
+	case <-ctx.Done():
+		return replay.Page{}, context.Cause(ctx)
+	}
 }
 
 // sending is an event that is to be sent, and how far the replay is before it.

@@ -163,6 +163,54 @@ func TestReplay_comesAfterWhatIsLiveAndLeavesOutWhatIsOwed(t *testing.T) {
 	r.shutDown()
 }
 
+// F-17: a row that commits late, with a lower id than the replay has passed, is not the replay's: it comes
+// live. One that commits before the replay gets there has come live first.
+func TestReplay_missesNoRowThatCommitsAfterAHigherId(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	sub := subscribertest.Recording()
+	o := options(t, db, sub)
+	r := streaming(t, o)
+	late := session(t, db.DSN)
+	mustExec(t, late, `BEGIN`)
+	mustExec(t, late, `INSERT INTO outbox (event_id, event_type, partition_key, payload) VALUES ('late', 'lesson.completed', 'a', '{}')`)
+	insert(db, "early", "a")
+	eventually(t, "the higher id is delivered", func() bool { return slices.Contains(ids(sub.Calls()), "early") })
+	asked := ask(t, o, replay.Request{Key: "a"})
+	awaitReplay(t, o, asked.ID, "the replay is done", isDone)
+	mustExec(t, late, `COMMIT`)
+	eventually(t, "the lower id is delivered", func() bool { return slices.Contains(ids(sub.Calls()), "late") })
+	awaitReplay(t, o, ask(t, o, replay.Request{Key: "a"}).ID, "the second replay is done", isDone)
+	if got, want := again(sub.Calls()), []string{"early", "late", "early"}; !slices.Equal(got, want) {
+		t.Errorf("replayed %q, want %q: by id", got, want)
+	}
+	r.shutDown()
+}
+
+// Without a published column nobody marks anything: what is finished is known from the stream alone.
+func TestReplay_ofATableThatIsNeverMarked(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	db.Exec(`CREATE TABLE facts (seq bigserial PRIMARY KEY, type text, partition_key text, payload jsonb)`)
+	handle, release := blockingOne("2")
+	sub := subscribertest.Handling("sub", handle)
+	o := oneSource(options(t, db, sub), &outbox.Source{Name: "facts", Schema: "public", Table: "facts"})
+	r := streaming(t, o)
+	db.Exec(`INSERT INTO facts (type, partition_key, payload) SELECT 'fact', 'a', '{}' FROM generate_series(1, 3)`)
+	eventually(t, "the second is in its handler", func() bool { return slices.Contains(ids(sub.Calls()), "2") })
+	asked := ask(t, o, replay.Request{Type: "fact"})
+	awaitReplay(t, o, asked.ID, "it waits", func(r replay.Replay) bool { return strings.Contains(r.Problem, "live") })
+	release()
+	awaitReplay(t, o, asked.ID, "the replay is done", isDone)
+	if got, want := again(sub.Calls()), []string{"1", "2", "3"}; !slices.Equal(got, want) {
+		t.Errorf("replayed %q, want %q", got, want)
+	}
+	if got, want := ids(sub.Calls()), []string{"1", "2", "3", "1", "2", "3"}; !slices.Equal(got, want) {
+		t.Errorf("delivered %q, want %q", got, want)
+	}
+	r.shutDown()
+}
+
 func TestReplay_makesDeadLettersAndRetriesTheRest(t *testing.T) {
 	t.Parallel()
 	db := testdb.New(t)
