@@ -45,7 +45,7 @@ func TestAnswer_saysWhatBecomesOfTheEvent(t *testing.T) {
 	}
 }
 
-// F-66
+// F-65, F-66: a wait of many digits neither overflows nor becomes none.
 func TestAnswer_asksForAWait(t *testing.T) {
 	status, value := 0, ""
 	r := newReceiver(t, func(w http.ResponseWriter, _ *http.Request) {
