@@ -83,6 +83,15 @@ func TestReplay_ofARunningRelay(t *testing.T) {
 	if code, body := get(t, ops+"/v1/replays"); code != 200 || !strings.Contains(body, `"key": "k-e2"`) {
 		t.Errorf("the ops API says %d %s", code, body)
 	}
+	// Ctrl-C leaves it running.
+	p := start(t, d.kinds(), d.env, "replay", "rec", "--source=lessons", "--rate=1", "--yes", "--why=slowly")
+	waitFor(t, "the replay to be recorded", func() bool { return strings.Contains(p.stderr.String(), "is recorded") })
+	p.stop()
+	if code := <-p.exited; code != exitFine || !strings.Contains(p.stderr.String(), "goes on without you") {
+		t.Errorf("after Ctrl-C: exit code %d, %s", code, p.stderr.String())
+	}
+	waitFor(t, "it to be done all the same", func() bool { return replayed(d.rec) == "e2 bad e1 e2 bad" })
+	waitFor(t, "that to be written", func() bool { return d.Int(`SELECT count(*) FROM walpost.replays WHERE state <> 'done'`) == 0 })
 	d.stop(relay)
 	d.replay("rec --key k-e1 --yes", exitFine, "No relay reads slot "+d.Name, "begins when one does", "is recorded")
 	d.says("replay list", "waiting", "--key k-e1", "done", who())
