@@ -33,7 +33,7 @@ func BenchmarkTracker(b *testing.B) {
 				entry := tracker.Add(ev, everybody, false)
 				tracker.Commit(at + 8)
 				for i := range entry.Deliveries() {
-					tracker.Finish(&entry.Deliveries()[i], false, 0)
+					tracker.Finish(ack.End{Delivery: &entry.Deliveries()[i]})
 				}
 				if n%1000 == 0 {
 					settled := tracker.Take()

@@ -14,7 +14,7 @@ func TestTracker_namesTheSubscribersForWhichAnEventIsOpen(t *testing.T) {
 	first := tracker.Add(&event.Event{ID: "e1", Position: event.Position{Commit: 8}}, []int{0, 1, 2}, false)
 	tracker.Add(&event.Event{ID: "e2", Position: event.Position{Commit: 8, Ordinal: 1}}, []int{1}, false)
 	tracker.Commit(16)
-	tracker.Finish(&first.Deliveries()[1], false, 0)
+	tracker.Finish(ack.End{Delivery: &first.Deliveries()[1]})
 	for id, want := range map[string][]int{"e1": {0, 2}, "e2": {1}, "e3": nil} {
 		if got := tracker.OpenFor(id); !slices.Equal(got, want) {
 			t.Errorf("%s is open for %v, want %v", id, got, want)

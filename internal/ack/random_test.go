@@ -15,7 +15,7 @@ type tracked interface {
 	Add(ev *event.Event, subscribers []int, known bool) *ack.Entry
 	Commit(end event.LSN)
 	Marker(walEnd event.LSN)
-	Finish(d *ack.Delivery, dead bool, attempts int)
+	Finish(ends ...ack.End)
 	Take() ack.Settled
 	Recorded(s ack.Settled, confirm event.LSN)
 	Secure(deliveries []*ack.Delivery)

@@ -182,12 +182,20 @@ func (t *Tracker) Marker(walEnd event.LSN) {
 	t.completed(t.push(transaction{commit: walEnd, end: walEnd, committed: true}))
 }
 
-// Finish ends a delivery: delivered, or dead and recorded as such. attempts is the number of its failed
-// attempts.
-func (t *Tracker) Finish(d *Delivery, dead bool, attempts int) {
+// End is how a delivery has ended.
+type End struct {
+	Delivery *Delivery
+	Dead     bool // recorded as a dead letter; else it was delivered
+	Attempts int  // failed ones
+}
+
+// Finish ends deliveries that were delivered, or recorded as dead letters.
+func (t *Tracker) Finish(ends ...End) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.end(d, dead, attempts)
+	for _, e := range ends {
+		t.end(e.Delivery, e.Dead, e.Attempts)
+	}
 }
 
 // Secure ends deliveries that were recorded as waiting: they leave the window, and the position that is

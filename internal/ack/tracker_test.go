@@ -49,7 +49,7 @@ func (s *script) step(t *testing.T, words []string) {
 		position := event.Position{Commit: s.began, Ordinal: int64(len(s.entries))}
 		s.entries[rest[0]] = s.Add(&event.Event{ID: rest[0], Position: position}, subscribers, false)
 	case "finish", "dead":
-		s.Finish(s.delivery(t, rest), verb == "dead", 0)
+		s.Finish(ack.End{Delivery: s.delivery(t, rest), Dead: verb == "dead"})
 	case "take":
 		s.taken = s.Take()
 	case "recorded": // within the WAL budget
@@ -187,8 +187,8 @@ func TestTracker_sumsTheFailedAttemptsOfAllSubscribers(t *testing.T) {
 	tracker.Begin(8)
 	entry := tracker.Add(&event.Event{ID: "a"}, []int{0, 1}, false)
 	tracker.Commit(16)
-	tracker.Finish(&entry.Deliveries()[1], true, 3)
-	tracker.Finish(&entry.Deliveries()[0], false, 2)
+	tracker.Finish(ack.End{Delivery: &entry.Deliveries()[1], Dead: true, Attempts: 3})
+	tracker.Finish(ack.End{Delivery: &entry.Deliveries()[0], Attempts: 2})
 	settled := tracker.Take()
 	if len(settled.Entries) != 1 || settled.Entries[0].Attempts != 5 || !settled.Entries[0].Owed {
 		t.Fatalf("took %+v, want one entry with 5 attempts of which something is owed", settled.Entries)
@@ -224,7 +224,7 @@ func TestTracker_theWindowIsFullUntilWhatIsFinishedIsRecorded(t *testing.T) {
 			if tracker.HasRoom() {
 				t.Error("room although the limit is reached")
 			}
-			tracker.Finish(&entries[1].Deliveries()[0], false, 0)
+			tracker.Finish(ack.End{Delivery: &entries[1].Deliveries()[0]})
 			if tracker.HasRoom() {
 				t.Error("room although nothing is recorded")
 			}
@@ -289,7 +289,7 @@ func TestTracker_confirmsEverythingInTheEndWhenManyFinishAtOnce(t *testing.T) {
 		lanes[i] = make(chan *ack.Delivery, transactions*each)
 		group.Go(func() {
 			for d := range lanes[i] {
-				tracker.Finish(d, false, 1)
+				tracker.Finish(ack.End{Delivery: d, Attempts: 1})
 			}
 		})
 	}

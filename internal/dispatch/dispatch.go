@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/prometheus/client_golang/prometheus"
@@ -42,7 +43,7 @@ type Dispatcher struct {
 	tables    []*outbox.Table
 	decoder   *pgoutput.Decoder
 	relations map[uint32]*binding // by oid, as the server last described them
-	wanted    map[wantedKey][]int
+	sources   map[string]*source
 	shelf     outbox.Shelf
 
 	begin     pgoutput.Begin    // of the transaction in hand
@@ -57,11 +58,16 @@ type Dispatcher struct {
 
 // binding is how the rows of a relation become events.
 type binding struct {
-	source string
+	source *source
 	layout *outbox.Layout
 }
 
-type wantedKey struct{ source, eventType string }
+// source is what the dispatcher knows of a source.
+type source struct {
+	name     string
+	received prometheus.Counter
+	wanted   map[string][]int // by type: the subscribers that want it
+}
 
 // maxKept is how large a column of an event over max_event may be to be kept: names and keys are.
 const maxKept = 4096
@@ -79,13 +85,10 @@ func New(tables []*outbox.Table, messages []*outbox.Source, routes []Route, trac
 	d := &Dispatcher{
 		messages: messages, routes: routes, tracker: tracker, epoch: epoch, maxEvent: maxEvent, log: log,
 		metrics: newMetrics(reg),
-		wanted:  make(map[wantedKey][]int), gathered: make([][]*ack.Delivery, len(routes)),
+		sources: make(map[string]*source), gathered: make([][]*ack.Delivery, len(routes)),
 	}
 	for _, source := range messages {
-		d.metrics.received.WithLabelValues(source.Name)
-	}
-	for _, table := range tables {
-		d.metrics.received.WithLabelValues(table.Source.Name)
+		d.source(source.Name)
 	}
 	for _, route := range routes {
 		if route.After.Compare(d.after) > 0 {
@@ -100,6 +103,9 @@ func New(tables []*outbox.Table, messages []*outbox.Source, routes []Route, trac
 // sends again all transactions that were not confirmed. What was taken in before is not taken in twice.
 func (d *Dispatcher) Connected(tables []*outbox.Table) {
 	d.tables = tables
+	for _, table := range tables {
+		d.source(table.Source.Name)
+	}
 	d.decoder = pgoutput.NewDecoder()
 	d.relations = make(map[uint32]*binding)
 	d.inside = false
@@ -177,7 +183,7 @@ func (d *Dispatcher) bind(relation *pgoutput.Relation) error {
 		if err != nil {
 			return err
 		}
-		d.relations[relation.ID] = &binding{table.Source.Name, layout}
+		d.relations[relation.ID] = &binding{d.source(table.Source.Name), layout}
 		return nil
 	}
 	// Only a row of it is a reason to stop: it may share a publication that somebody else made.
@@ -241,7 +247,7 @@ func (d *Dispatcher) logicalMessage(m *pgoutput.LogicalMessage) error {
 		if source.Messages == string(m.Prefix) {
 			ev := source.EventFromMessage(m.Content)
 			ev.Limit(d.maxEvent)
-			d.take(source.Name, ev, position)
+			d.take(d.source(source.Name), ev, position)
 			return nil
 		}
 	}
@@ -258,15 +264,11 @@ func (d *Dispatcher) next() (event.Position, bool) {
 }
 
 // take enters an event and hands it over.
-func (d *Dispatcher) take(source string, ev *event.Event, position event.Position) {
-	ev.Source, ev.Position, ev.CommittedAt, ev.XID = source, position, d.begin.CommitTime, d.begin.XID
+func (d *Dispatcher) take(from *source, ev *event.Event, position event.Position) {
+	ev.Source, ev.Position, ev.CommittedAt, ev.XID = from.name, position, d.begin.CommitTime, d.begin.XID
 	d.last = position
-	d.hand(ev)
-}
-
-func (d *Dispatcher) hand(ev *event.Event) {
-	d.metrics.received.WithLabelValues(ev.Source).Inc()
-	wanted := d.want(ev)
+	from.received.Inc()
+	wanted := d.want(from, ev.Type)
 	needed := d.needed(ev, wanted)
 	entry := d.tracker.Add(ev, needed, len(needed) < len(wanted))
 	deliveries := entry.Deliveries()
@@ -296,20 +298,30 @@ func (d *Dispatcher) HandOver() {
 	}
 }
 
-// want returns the numbers of the subscribers that want an event.
-func (d *Dispatcher) want(ev *event.Event) []int {
-	key := wantedKey{ev.Source, ev.Type}
-	wanted, ok := d.wanted[key]
+// source returns what is known of a source; of a new one that is its name.
+func (d *Dispatcher) source(name string) *source {
+	from := d.sources[name]
+	if from == nil {
+		from = &source{name, d.metrics.received.WithLabelValues(name), make(map[string][]int)}
+		d.sources[name] = from
+	}
+	return from
+}
+
+// want returns the numbers of the subscribers that want events of a type.
+func (d *Dispatcher) want(from *source, eventType string) []int {
+	wanted, ok := from.wanted[eventType]
 	if !ok {
 		for i, route := range d.routes {
-			if route.Wants(ev.Source, ev.Type) {
+			if route.Wants(from.name, eventType) {
 				wanted = append(wanted, i)
 			}
 		}
-		if len(d.wanted) >= maxWanted {
-			clear(d.wanted)
+		if len(from.wanted) >= maxWanted {
+			clear(from.wanted)
 		}
-		d.wanted[key] = wanted
+		// The string belongs to the event, whose memory must not be kept for it.
+		from.wanted[strings.Clone(eventType)] = wanted
 	}
 	return wanted
 }

@@ -97,7 +97,7 @@ func (r *rig) finish() event.LSN {
 	for _, h := range []*hand{&r.everything, &r.some} {
 		for _, d := range h.deliveries {
 			if !slices.Contains(r.ended, d) {
-				r.tracker.Finish(d, false, 0)
+				r.tracker.Finish(ack.End{Delivery: d})
 				r.ended = append(r.ended, d)
 			}
 		}

@@ -7,6 +7,7 @@ import (
 	"runtime/debug"
 	"time"
 
+	"github.com/backendstart/walpost/internal/ack"
 	"github.com/backendstart/walpost/internal/subscriber"
 )
 
@@ -172,6 +173,7 @@ func (l *Lane) settle(c *call, outcome []error) {
 		l.settleKey(c.items[begin:end], outcome[begin:end], now)
 		end = begin
 	}
+	l.acknowledge()
 	l.metrics.open.Set(float64(l.held))
 	l.pump()
 	signal(l.idle)
@@ -254,7 +256,16 @@ func (l *Lane) settleKey(items []*item, outcome []error, now time.Time) {
 	l.ready.pushFront(q)
 }
 
-// finish ends a delivery: delivered, or recorded as a dead letter.
+// acknowledge tells the tracker what finish has ended.
+func (l *Lane) acknowledge() {
+	if len(l.ends) > 0 {
+		l.acks.Finish(l.ends...)
+		clear(l.ends)
+		l.ends = l.ends[:0]
+	}
+}
+
+// finish ends a delivery: delivered, or recorded as a dead letter. Its caller acknowledges.
 func (l *Lane) finish(it *item, err error, now time.Time) {
 	if err == nil {
 		l.stats.Delivered++
@@ -277,7 +288,7 @@ func (l *Lane) finish(it *item, err error, now time.Time) {
 	switch {
 	case it.live != nil:
 		l.held--
-		l.acks.Finish(it.live, err != nil, it.attempts)
+		l.ends = append(l.ends, ack.End{Delivery: it.live, Dead: err != nil, Attempts: it.attempts})
 	case err == nil:
 		l.scope.paid = append(l.scope.paid, it)
 	default: // its row is dead now and waits no more

@@ -25,7 +25,11 @@ type counter struct {
 	finished     chan struct{}
 }
 
-func (c counter) Finish(*ack.Delivery, bool, int) { c.finished <- struct{}{} }
+func (c counter) Finish(ends ...ack.End) {
+	for range ends {
+		c.finished <- struct{}{}
+	}
+}
 
 // BenchmarkLane is the cost of an event from Offer to its end, without that of the handler.
 func BenchmarkLane(b *testing.B) {

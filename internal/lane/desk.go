@@ -256,6 +256,7 @@ func (d *desk) recordDead(ctx context.Context, it *item) error {
 	d.l.mu.Lock()
 	defer d.l.mu.Unlock()
 	d.l.finish(it, it.lastErr, time.Now())
+	d.l.acknowledge()
 	return nil
 }
 

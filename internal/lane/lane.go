@@ -57,7 +57,7 @@ type Options struct {
 
 // Acks is told how deliveries end; fulfilled by ack.Tracker.
 type Acks interface {
-	Finish(d *ack.Delivery, dead bool, attempts int)
+	Finish(ends ...ack.End)
 	Secure(deliveries []*ack.Delivery)
 	Secured(subscriber int) event.Position
 	Owes(subscriber int, oldest *event.Position)
@@ -116,6 +116,7 @@ type Lane struct {
 	unwanted    error                  // why the subscriber asks to be paused, until it is; guarded by mu
 	stats       Stats                  // guarded by mu
 	seen        []Attempt              // scratch of observe; guarded by mu
+	ends        []ack.End              // finished and not yet acknowledged; guarded by mu
 	items       slab.Of[item]          // guarded by mu
 	spare       []*keyQueue            // for keys to come; guarded by mu
 	lastSuccess time.Time              // guarded by mu

@@ -114,9 +114,7 @@ func (l *Lane) release(q *keyQueue) {
 		return
 	}
 	q.state = idle
-	if l.keys[q.key] == q {
-		delete(l.keys, q.key)
-	}
+	delete(l.keys, q.key)
 	// A timer that has fired may still be waiting for mu: its key must not become another one.
 	if q.timer == nil && len(l.spare) < maxSpare {
 		l.spare = append(l.spare, q)

@@ -185,9 +185,11 @@ type acks struct {
 	rig *rig
 }
 
-func (a acks) Finish(d *ack.Delivery, dead bool, attempts int) {
-	a.Tracker.Finish(d, dead, attempts)
-	a.rig.note(end{id: d.Event.ID, dead: dead, attempts: attempts})
+func (a acks) Finish(ends ...ack.End) {
+	a.Tracker.Finish(ends...)
+	for _, e := range ends {
+		a.rig.note(end{id: e.Delivery.Event.ID, dead: e.Dead, attempts: e.Attempts})
+	}
 }
 
 // series makes ids "K/0" to "K/n-1".

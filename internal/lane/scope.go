@@ -75,7 +75,7 @@ func (l *Lane) admit(n int, known map[int]State) {
 			l.acks.Secure([]*ack.Delivery{it.live})
 		default: // dead, or paid: finished
 			l.held--
-			l.acks.Finish(it.live, true, 0)
+			l.acks.Finish(ack.End{Delivery: it.live, Dead: true})
 		}
 	}
 	s.unchecked = s.unchecked[n:]

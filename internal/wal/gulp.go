@@ -9,7 +9,7 @@ const (
 	// gulpSize is how much one read takes at most. It is more than the server sends in gulpWait.
 	gulpSize = 256 << 10
 	// gulpWait is how long the server may fill the socket before the next read, while there is a backlog.
-	gulpWait = 2*time.Millisecond
+	gulpWait = 2 * time.Millisecond
 	// behind is how old a transaction is, by the server's clock, when its rows are sent, for the stream to
 	// be behind: then a millisecond more does not matter to anybody.
 	behind = 20 * time.Millisecond
@@ -25,15 +25,16 @@ const (
 type gulps struct {
 	net.Conn
 	buf    []byte // nil before the stream begins
-	at, n  int    // what of buf is unread
+	i, n   int    // what of buf is unread
 	behind bool
+	at     time.Time // of the last read: what is unread was there then
 	// beforeRead is called when everything that was read has been taken and more is wanted.
 	beforeRead func()
 }
 
 // Read implements net.Conn.
 func (g *gulps) Read(p []byte) (int, error) {
-	if g.at == g.n {
+	if g.i == g.n {
 		if g.buf == nil {
 			return g.Conn.Read(p)
 		}
@@ -46,12 +47,13 @@ func (g *gulps) Read(p []byte) (int, error) {
 			setLowWater(g.Conn, 1)
 		}
 		n, err := g.Conn.Read(g.buf)
-		g.at, g.n = 0, max(n, 0)
+		g.at = time.Now()
+		g.i, g.n = 0, max(n, 0)
 		if g.n == 0 {
 			return 0, err
 		}
 	}
-	n := copy(p, g.buf[g.at:g.n])
-	g.at += n
+	n := copy(p, g.buf[g.i:g.n])
+	g.i += n
 	return n, nil
 }

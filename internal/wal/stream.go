@@ -84,7 +84,7 @@ func (c *Conn) Stream(ctx context.Context, o StreamOptions) error {
 		defer close(woken)
 		_ = c.pg.Conn().SetReadDeadline(time.Unix(1, 0))
 	})
-	c.gulps.beforeRead = o.Receiver.HandOver
+	c.gulps.at, c.gulps.beforeRead = now, o.Receiver.HandOver
 	err := s.read(ctx)
 	o.Receiver.HandOver()
 	if !stop() {
@@ -125,7 +125,9 @@ func (s *stream) read(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return nil
 		}
-		now := time.Now()
+		// A clock that is read for each message costs more than the message. What is read at once is
+		// handled within milliseconds.
+		now := s.conn.gulps.at
 		if err := s.tellIfDue(now); err != nil {
 			return err
 		}
@@ -159,7 +161,7 @@ func (s *stream) read(ctx context.Context) error {
 func (s *stream) take(message pgproto3.BackendMessage) error {
 	switch m := message.(type) {
 	case *pgproto3.CopyData:
-		now := time.Now()
+		now := s.conn.gulps.at
 		s.lastHeard, s.probed = now, now
 		return s.takeCopyData(m.Data, now)
 	case *pgproto3.ErrorResponse:
@@ -309,7 +311,8 @@ func (s *stream) waitForRoom(ctx context.Context) {
 	case <-ctx.Done():
 	}
 	// What the server sent meanwhile waits in the socket: that is no silence.
-	s.probed = time.Now()
+	s.conn.gulps.at = time.Now()
+	s.probed = s.conn.gulps.at
 }
 
 // askIfSilent finds a dead line behind a silence, and only then gives the connection up.
