@@ -88,8 +88,8 @@ func (s *Store) Load(ctx context.Context, subscriber string, secured event.Posit
 	var debt lane.Debt
 	err := s.inTx(ctx, func(tx pgx.Tx) error {
 		err := tx.QueryRow(ctx, `
-			SELECT `+pausedSQL+`, `+beyondSQL(lane.StateWaiting)+` OR `+beyondSQL(lane.StateDead)+` OR `+beyondSQL(lane.StatePaid),
-			s.slot, subscriber, secured.Epoch, secured.Commit.String(), secured.Ordinal).Scan(&debt.Paused, &debt.Beyond)
+			SELECT `+changeSQL+`, `+pausedSQL+`, `+beyondSQL(lane.StateWaiting)+` OR `+beyondSQL(lane.StateDead)+` OR `+beyondSQL(lane.StatePaid),
+			s.slot, subscriber, secured.Epoch, secured.Commit.String(), secured.Ordinal).Scan(&debt.Change, &debt.Paused, &debt.Beyond)
 		if err != nil {
 			return err
 		}
@@ -133,6 +133,9 @@ func (s *Store) Blocked(ctx context.Context, subscriber string) ([]string, error
 	return keys, nil
 }
 
+// changeSQL is the number of the last change by people at slot $1.
+const changeSQL = `(SELECT coalesce(max(id), 0) FROM walpost.audit WHERE slot = $1)`
+
 // pausedSQL tells whether subscriber $2 of slot $1 is paused.
 const pausedSQL = `coalesce((SELECT state = 'paused' FROM walpost.subscribers WHERE slot = $1 AND name = $2), false)`
 
@@ -153,7 +156,7 @@ func (s *Store) Look(ctx context.Context, subscriber string) (lane.Look, error) 
 		at      *time.Time
 	)
 	err := s.pool.QueryRow(ctx, `
-		SELECT `+pausedSQL+`, (SELECT coalesce(max(id), 0) FROM walpost.audit WHERE slot = $1),
+		SELECT `+pausedSQL+`, `+changeSQL+`,
 		       o.epoch, o.commit_lsn::text, o.ordinal, o.at FROM (VALUES (1)) one LEFT JOIN LATERAL (
 			SELECT epoch, commit_lsn, ordinal, coalesce(committed_at, recorded_at) AS at FROM walpost.owed
 			WHERE slot = $1 AND subscriber = $2 AND state = 'waiting'

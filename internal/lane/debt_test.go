@@ -72,7 +72,7 @@ func (d *debt) inOrder() []*row {
 func (d *debt) Load(_ context.Context, _ string, secured event.Position, maxKeys int) (lane.Debt, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	found := lane.Debt{Keys: make(map[string]int)}
+	found := lane.Debt{Keys: make(map[string]int), Change: d.changes}
 	for _, r := range d.rows {
 		if r.state == lane.StateWaiting {
 			found.Keys[r.Event.Key]++

@@ -41,7 +41,7 @@ type desk struct {
 	without map[string]bool // keys left out of this pass
 	again   bool            // something waits behind the cursor: the pass begins again before anything more is read
 	unread  bool            // something may wait beyond the cursor
-	change  int64           // of the last look
+	change  int64           // by people, as far as the scope knows it
 	passes  int
 	passAt  time.Time // when the pass began
 	looked  time.Time
@@ -81,7 +81,7 @@ func (d *desk) load(ctx context.Context) error {
 // take makes the scope fit what is owed.
 func (d *desk) take(debt Debt) {
 	s := &d.l.scope
-	d.waiting = debt.More || len(debt.Keys) > 0
+	d.waiting, d.change = debt.More || len(debt.Keys) > 0, debt.Change
 	s.paused = debt.Paused
 	s.all = debt.More || debt.Paused
 	clear(s.keys)

@@ -87,6 +87,8 @@ type Debt struct {
 	Beyond bool
 	// Paused tells that a person has paused the subscriber.
 	Paused bool
+	// Change is Look.Change of a moment before the rest was read.
+	Change int64
 }
 
 // Look is what is found by looking from time to time.

@@ -35,9 +35,6 @@ func (d *desk) look(ctx context.Context) error {
 	l.scope.paused = look.Paused
 	l.stats.OwesSince, l.stats.OwesSinceAt = oldest, look.OldestAt
 	// A person has sent again, added or discarded something; or, by hand, without a note of it.
-	if d.passes == 0 && d.change == 0 {
-		d.change = look.Change // the first look; what was changed before is in what was loaded
-	}
 	changed := look.Change != d.change || look.Any && !d.waiting && len(l.scope.blocked) == 0
 	l.mu.Unlock()
 	if !changed {
@@ -49,7 +46,7 @@ func (d *desk) look(ctx context.Context) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	d.change = look.Change
+	d.change = debt.Change
 	l.widen(debt)
 	for _, q := range l.keys {
 		l.giveUp(q) // it may have been discarded, or be dead now

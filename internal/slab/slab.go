@@ -27,7 +27,7 @@ func (s *Of[T]) Slice(n, bytes int) []T {
 		return make([]T, n)
 	}
 	if n > len(s.free) {
-		s.free = make([]T, group)
+		s.free = make([]T, group*max(n, 1))
 	}
 	slice := s.free[:n:n]
 	s.free = s.free[n:]

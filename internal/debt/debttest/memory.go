@@ -100,7 +100,7 @@ func (m *Memory) Load(ctx context.Context, subscriber string, secured event.Posi
 		return lane.Debt{}, err
 	}
 	a := m.of(subscriber)
-	debt := lane.Debt{Keys: make(map[string]int), Paused: a.paused}
+	debt := lane.Debt{Keys: make(map[string]int), Paused: a.paused, Change: m.changes}
 	for _, r := range a.order {
 		debt.Beyond = debt.Beyond || r.Event.Position.Compare(secured) > 0
 		if r.state == lane.StateWaiting {
