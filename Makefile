@@ -5,7 +5,7 @@ PKG      ?= ./...
 ARGS     ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-docker race soak golden lint fmt check up down
+.PHONY: help build demo test test-docker test-pooler race soak golden lint fmt check up down
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
@@ -26,6 +26,10 @@ test: ## Every test against a real Postgres with the race detector, under 5 minu
 test-docker: ## The tests that need Docker
 	go test -tags docker -run Container -timeout 10m ./internal/testdb
 
+test-pooler: ## The tests that need PgBouncer, which must be in PATH
+	@sh scripts/ensure-postgres.sh
+	@go run ./scripts/gotest -tags pooler -run Pooler -timeout 5m ./internal/doctor
+
 race: ## The tests five times in random order, for races that seldom show; PKG=./internal/lane for one room
 	@sh scripts/ensure-postgres.sh
 	go test -race -count=5 -shuffle=on -timeout 30m $(PKG)
@@ -41,7 +45,7 @@ golden: ## Record the golden files of pgoutput again, from a real server
 lint: ## gofmt, go vet, golangci-lint
 	@unformatted=$$(gofmt -l cmd internal migrations scripts); \
 	if [ -n "$$unformatted" ]; then echo "not formatted, make fmt does it: $$unformatted" >&2; exit 1; fi
-	@go vet -tags soak,docker ./...
+	@go vet -tags soak,docker,pooler ./...
 	@if golangci-lint version 2>/dev/null | grep -q " version $(GOLANGCI) "; then golangci-lint run; \
 	else go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v$(GOLANGCI) run; fi
 

@@ -19,13 +19,13 @@ import (
 type Level string
 
 const (
-	// OK: all is as it should be.
+	// OK means that all is as it should be.
 	OK Level = "ok"
-	// Warning: the relay works, but something is not as it should be, or will hurt on a bad day.
+	// Warning means that the relay works, but something is not as it should be, or will hurt on a bad day.
 	Warning Level = "warning"
-	// Problem: the relay cannot work, or loses its promises.
+	// Problem means that the relay cannot work, or loses its promises.
 	Problem Level = "problem"
-	// Unknown: the check could not be made. It is never as good as OK.
+	// Unknown means that the check could not be made. It is never as good as OK.
 	Unknown Level = "unknown"
 )
 

@@ -1,13 +1,23 @@
 package doctor_test
 
 import (
+	"context"
 	"log/slog"
+	"net/url"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
+	"sync"
 	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/backendstart/walpost/internal/doctor"
+	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/testdb"
 )
 
@@ -15,6 +25,7 @@ var discard = slog.New(slog.DiscardHandler)
 
 // A sound house: nothing to say before the first start of a relay and after it, and every check speaks.
 func TestDoctor_hasNothingToSayAboutASoundHouse(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, testdb.NewServer(t, sound))
 	for _, when := range []string{"before the first start", "after it"} {
 		report := doctor.Run(t.Context(), w.options)
@@ -31,6 +42,275 @@ func TestDoctor_hasNothingToSayAboutASoundHouse(t *testing.T) {
 		}
 		w.relay()
 	}
+}
+
+// F-61: everything that is missing is one report, and what it prints is enough for a relay that is neither
+// superuser nor owner of anything.
+func TestRights_thatArePrintedAreEnoughForARelay(t *testing.T) {
+	t.Parallel()
+	w := newWorldOn(t, nil, testdb.New(t))
+	role := w.role("")
+	found := w.examine("rights")
+	if len(found) != 1 || found[0].Level != doctor.Problem {
+		t.Fatalf("want one report, the doctor says%s", describe(found))
+	}
+	if sql := strings.Join(found[0].Mend.SQL, "; "); strings.Contains(sql, "SUPERUSER") || strings.Contains(sql, "OWNER") || strings.Contains(sql, "GRANT CREATE") {
+		t.Errorf("asks for more than is needed: %s", sql)
+	}
+	w.mend(found)
+	w.db.Exec("INSERT INTO outbox (event_id, event_type, payload) VALUES ('1', 'x', '{}')")
+	w.relay()
+	if got := w.db.Int("SELECT count(*) FROM outbox WHERE published_at IS NOT NULL"); got != 1 {
+		t.Errorf("%d rows are marked, want 1", got)
+	}
+	for _, f := range doctor.Run(t.Context(), w.options).Findings {
+		if f.Level == doctor.Problem || f.Level == doctor.Unknown && f.Check != "standby-sync" {
+			t.Errorf("role %s, and the doctor says%s", role, describe([]doctor.Finding{f}))
+		}
+	}
+}
+
+// F-61: where the attribute cannot be set, the provider's role is asked for.
+func TestRights_nameTheRoleOfAManagedService(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, testdb.NewServer(t, sound))
+	w.db.Exec("CREATE ROLE rds_replication NOLOGIN")
+	role := w.role("")
+	if found := w.examine("rights"); !slices.Contains(found[0].Mend.SQL, `GRANT rds_replication TO "`+role+`"`) {
+		t.Errorf("the doctor says%s", describe(found))
+	}
+}
+
+// F-63: whatever stands beside the slot, no check stumbles over a NULL or a column of another version.
+func TestDoctor_stumblesOverNoKindOfSlot(t *testing.T) {
+	t.Parallel()
+	server := testdb.NewServer(t, sound)
+	w, other := newWorld(t, server), newWorld(t, server)
+	other.slot(other.db.Name, "pgoutput")
+	w.slot(w.db.Name+"_fresh", "test_decoding")
+	w.db.Exec("SELECT pg_create_physical_replication_slot($1), pg_create_physical_replication_slot($2, true)", w.db.Name+"_p1", w.db.Name+"_p2")
+	if _, err := w.connect().Exec(t.Context(), "SELECT pg_create_logical_replication_slot('fleeting', 'pgoutput', true)"); err != nil {
+		t.Fatal(err)
+	}
+	w.slot(w.db.Name, "test_decoding")
+	lose(w) // all that have a position
+	for _, slot := range w.db.Texts("SELECT slot_name::text FROM pg_replication_slots") {
+		w.options.Slot = slot
+		for _, f := range doctor.Run(t.Context(), w.options).Findings {
+			if f.Level == doctor.Unknown && f.Check != "standby-sync" {
+				t.Errorf("slot %s: the doctor says%s", slot, describe([]doctor.Finding{f}))
+			}
+		}
+	}
+}
+
+// F-68: addresses of IPv6, in brackets and in key=value form.
+func TestDoctor_reachesAServerByIPv6(t *testing.T) {
+	t.Parallel()
+	server := testdb.NewServer(t, map[string]string{"listen_addresses": "127.0.0.1, ::1"})
+	w := newWorld(t, server)
+	u, err := url.Parse(w.db.DSN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	password, _ := u.User.Password()
+	inBrackets := *u
+	inBrackets.Host = "[::1]:" + u.Port()
+	for _, dsn := range []string{inBrackets.String(),
+		"host=::1 port=" + u.Port() + " user=postgres password=" + password + " dbname=" + w.db.Name + " sslmode=disable"} {
+		w.options.DatabaseURL = dsn
+		if found := w.examine("replication-connection"); found[0].Level != doctor.OK {
+			t.Errorf("the doctor says%s", describe(found))
+		}
+	}
+}
+
+// A standby is told from a primary, and every check that can be made there is.
+func TestDoctor_knowsAStandby(t *testing.T) {
+	t.Parallel()
+	server := testdb.NewServer(t, sound)
+	w := newWorld(t, server)
+	before := w.options
+	before.StandbyURL = before.DatabaseURL
+	if found := find(doctor.Run(t.Context(), before), "standby-sync"); found.Level != doctor.Problem || !strings.Contains(found.Finding, "is no standby") {
+		t.Errorf("a primary as --standby: the doctor says%s", describe([]doctor.Finding{found}))
+	}
+	if err := server.Kill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(server.Dir(), "data", "standby.signal"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := server.StartAgain(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.options.StandbyURL = w.options.DatabaseURL
+	report := doctor.Run(t.Context(), w.options)
+	if f := find(report, "primary"); f.Level != doctor.Problem || f.Mend == nil {
+		t.Errorf("the doctor says%s", describe(report.Findings))
+	}
+	for _, f := range report.Findings {
+		if f.Level == doctor.Unknown {
+			t.Errorf("on a standby the doctor says%s", describe([]doctor.Finding{f}))
+		}
+	}
+	execute(t, server.DSN("postgres"), "SELECT pg_promote()")
+	w.options.StandbyURL = ""
+	if found := w.examine("primary"); found[0].Level != doctor.OK {
+		t.Errorf("after the promotion the doctor says%s", describe(found))
+	}
+}
+
+func find(report doctor.Report, check string) doctor.Finding {
+	for _, f := range report.Findings {
+		if f.Check == check {
+			return f
+		}
+	}
+	return doctor.Finding{}
+}
+
+// One check that cannot be made says why, and hides none of the others.
+func TestDoctor_saysWhatItCannotSee(t *testing.T) {
+	t.Parallel()
+	w := newWorldOn(t, nil, testdb.New(t))
+	locker, err := w.connect().Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := locker.Exec(t.Context(), "LOCK TABLE outbox IN ACCESS EXCLUSIVE MODE"); err != nil {
+		t.Fatal(err)
+	}
+	report := doctor.Run(t.Context(), w.options)
+	if f := find(report, "oldest-unpublished"); f.Level != doctor.Unknown || !strings.Contains(f.Reason, "lock timeout") {
+		t.Errorf("the doctor says%s", describe([]doctor.Finding{f}))
+	}
+	if got := report.Count(doctor.OK); got < len(doctor.Checks())-5 {
+		t.Errorf("only %d checks are fine: %s", got, describe(report.Findings))
+	}
+
+	w.options.DatabaseURL = "postgres://postgres:zebra@127.0.0.1:1/none?sslmode=disable"
+	report = doctor.Run(t.Context(), w.options)
+	if report.Count(doctor.Problem) != 1 || report.Count(doctor.Unknown) != len(doctor.Checks())-1 {
+		t.Errorf("without a server the doctor says%s", describe(report.Findings))
+	}
+	if strings.Contains(describe(report.Findings)+report.Server, "zebra") {
+		t.Error("a password is printed")
+	}
+}
+
+// pg_hba.conf may let a role in to the database, and refuse it where it wants to replicate.
+func TestReplicationConnection_isRefusedByWords(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, testdb.NewServer(t, map[string]string{"max_wal_senders": "1"}))
+	config, err := postgres.ReplicationConfig(w.db.DSN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := pgconn.ConnectConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, check := range []string{"free-senders", "replication-connection"} {
+		if found := w.examine(check); found[0].Level != doctor.Problem || found[0].Mend == nil {
+			t.Errorf("with the only sender in use the doctor says%s", describe(found))
+		}
+	}
+	conn.Close(t.Context())
+	role := w.role("")
+	if found := w.examine("replication-connection"); found[0].Level != doctor.Problem || !strings.Contains(found[0].Finding, role) {
+		t.Errorf("without the right the doctor says%s", describe(found))
+	}
+}
+
+// What depends on versions that are not at hand everywhere.
+func TestDoctor_judgesServersByTheirFacts(t *testing.T) {
+	for major, want := range map[int]doctor.Level{13: doctor.Problem, 14: "", 18: "", 19: doctor.Warning} {
+		if got := level(doctor.JudgeVersion(major)); got != want {
+			t.Errorf("Postgres %d is %q, want %q", major, got, want)
+		}
+	}
+	for state, want := range map[string]doctor.Level{"": doctor.Problem, "synced": "", "temporary": doctor.Warning,
+		"left over": doctor.Problem, "rows_removed": doctor.Problem} {
+		var states []string
+		if state != "" {
+			states = []string{state}
+		}
+		if got := level(doctor.JudgeSynced("walpost", states)); got != want {
+			t.Errorf("a copy that is %q is %q, want %q", state, got, want)
+		}
+	}
+	found := doctor.JudgeStandbySlots(`here, "gone"`, []string{"here", "third"})
+	if level(found) != doctor.Problem || found[0].Mend.SQL[0] != "ALTER SYSTEM SET synchronized_standby_slots = 'here'" {
+		t.Errorf("the doctor says%s", describe(found))
+	}
+	if found := doctor.JudgeStandbySlots("here", []string{"here"}); found != nil {
+		t.Errorf("all are here, and the doctor says%s", describe(found))
+	}
+}
+
+func level(found []doctor.Finding) doctor.Level {
+	if len(found) == 0 {
+		return ""
+	}
+	return found[0].Level
+}
+
+func TestWatcher_saysEachThingOnceAndWhenItIsMended(t *testing.T) {
+	t.Parallel()
+	w := newWorldOn(t, nil, testdb.New(t))
+	w.db.Exec("ALTER DATABASE " + w.db.Name + " SET track_activities = off")
+	var log lines
+	registry := prometheus.NewRegistry()
+	watcher := doctor.NewWatcher(w.options, registry, slog.New(slog.NewTextHandler(&log, nil)))
+	watcher.Every(10 * time.Millisecond)
+	ended := make(chan error, 1)
+	ctx, stop := context.WithCancel(t.Context())
+	go func() { ended <- watcher.Run(ctx) }()
+	warnings := func(n float64) func() bool {
+		return func() bool {
+			families, err := registry.Gather()
+			if err != nil {
+				t.Error(err)
+			}
+			for _, m := range families[0].GetMetric() {
+				if m.GetLabel()[0].GetValue() == "warning" {
+					return m.GetGauge().GetValue() == n
+				}
+			}
+			return false
+		}
+	}
+	const others = 2 // of the server that all tests share: wal-keep-size, commit-timestamps
+	w.await("the warning", warnings(others+1))
+	w.db.Exec("ALTER DATABASE " + w.db.Name + " RESET track_activities")
+	w.await("the mending", warnings(others))
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	for _, want := range []string{"check=track-activities level=warning", "check=wal-keep-size level=warning", "finding is mended\" check=track-activities"} {
+		if got := strings.Count(log.String(), want); got != 1 {
+			t.Errorf("%q is said %d times, want once:\n%s", want, got, log.String())
+		}
+	}
+}
+
+type lines struct {
+	mu   sync.Mutex
+	text strings.Builder // guarded by mu
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
 }
 
 // Whoever meets an id looks it up: the page and the program have the same ones, in the same order.

@@ -13,3 +13,14 @@ func RunOnly(ctx context.Context, o Options, id string) Report {
 
 // Every sets how often a watcher looks.
 func (w *Watcher) Every(d time.Duration) { w.every = d }
+
+// For servers that are not at hand: what is said about facts that they would give.
+var (
+	JudgeVersion = judgeVersion
+	JudgeSynced  = func(slot string, states []string) []Finding {
+		return (&exam{Options: Options{Slot: slot}}).judgeSynced(states)
+	}
+	JudgeStandbySlots = func(value string, present []string) []Finding {
+		return (&exam{}).judgeStandbySlots(&setting{name: "synchronized_standby_slots", value: value, source: "configuration file"}, present)
+	}
+)

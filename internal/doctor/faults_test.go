@@ -1,7 +1,6 @@
 package doctor_test
 
 import (
-	"context"
 	"slices"
 	"strings"
 	"testing"
@@ -32,11 +31,10 @@ type fault struct {
 
 func TestDoctor_findsEachFaultOfADatabaseAndWhatItPrintsMendsIt(t *testing.T) {
 	t.Parallel()
-	server := testdb.NewServer(t, sound)
 	for _, f := range slices.Concat(relayFaults, rightFaults, publicationFaults, sourceFaults, slotFaults) {
 		t.Run(f.check+" "+f.name, func(t *testing.T) {
 			t.Parallel()
-			f.try(newWorld(t, server))
+			f.try(newWorldOn(t, nil, testdb.New(t)))
 		})
 	}
 }
@@ -79,7 +77,7 @@ func (f fault) try(w *world) {
 	}
 }
 
-func exec(statements ...string) func(*world) {
+func run(statements ...string) func(*world) {
 	return func(w *world) {
 		for _, sql := range statements {
 			execute(w.t, w.db.DSN, strings.ReplaceAll(sql, "{db}", w.db.Name))
@@ -109,9 +107,7 @@ func set(name, value string, restart bool) func(*world) {
 
 func (w *world) reload(restart bool) {
 	if restart {
-		if err := w.server.Restart(context.WithoutCancel(w.t.Context())); err != nil {
-			w.t.Fatal(err)
-		}
+		w.restart()
 		return
 	}
 	execute(w.t, w.server.DSN("postgres"), "SELECT pg_reload_conf()")
@@ -120,9 +116,9 @@ func (w *world) reload(restart bool) {
 var settingFaults = []fault{
 	{name: "is replica", check: "wal-level", level: doctor.Problem, says: `"replica"`, seed: set("wal_level", "replica", true)},
 	{name: "is set and waits for a restart", check: "wal-level", level: doctor.Problem, says: `"replica"`,
-		seed: then(set("wal_level", "replica", true), exec("ALTER SYSTEM SET wal_level = 'logical'", "SELECT pg_reload_conf()")), do: func(*world) {}},
+		seed: then(set("wal_level", "replica", true), run("ALTER SYSTEM SET wal_level = 'logical'", "SELECT pg_reload_conf()")), do: func(*world) {}},
 	{name: "are none", check: "free-slots", level: doctor.Problem, says: "all 1 replication slots of the server are in use: physical (nobody reads it)",
-		seed: then(set("max_replication_slots", "1", true), exec("SELECT pg_create_physical_replication_slot('physical')"),
+		seed: then(set("max_replication_slots", "1", true), run("SELECT pg_create_physical_replication_slot('physical')"),
 			func(w *world) {
 				w.t.Cleanup(func() { execute(w.t, w.server.DSN("postgres"), "SELECT pg_drop_replication_slot('physical')") })
 			})},
@@ -131,9 +127,11 @@ var settingFaults = []fault{
 	{name: "is off", check: "track-activities", level: doctor.Warning, says: "track_activities is off", seed: set("track_activities", "off", false)},
 	{name: "is not set", check: "wal-keep-size", level: doctor.Warning, says: "is not set", seed: set("max_slot_wal_keep_size", "-1", false)},
 	{name: "is too small for the WAL that is written", check: "wal-keep-size", level: doctor.Warning, says: "max_slot_wal_keep_size is 16 MB, and ",
-		seed: then(set("max_slot_wal_keep_size", "'16MB'", false), exec("SELECT pg_logical_emit_message(false, 'junk', repeat('x', 10000000))"))},
+		seed: then(set("max_slot_wal_keep_size", "'16MB'", false), run("SELECT pg_logical_emit_message(false, 'junk', repeat('x', 10000000))"))},
 	{name: "is more than the server keeps", check: "wal-budget", level: doctor.Warning, says: "wal_budget is 20 GB",
 		seed: then(set("max_slot_wal_keep_size", "'15GB'", false), func(w *world) { w.options.WALBudget = 20 << 30 })},
+	{name: "is unlimited and the server is not", check: "wal-budget", level: doctor.Warning, says: "wal_budget is unlimited",
+		seed: func(w *world) { w.options.WALBudget = 1<<63 - 1 }, do: func(w *world) { w.options.WALBudget = -1 }},
 	{name: "takes idle slots away", check: "idle-slot-timeout", level: doctor.Warning, says: "idle_replication_slot_timeout is set",
 		seed: set("idle_replication_slot_timeout", "'1d'", false), from: 18},
 	{name: "names a standby that is away", check: "standby-slots", level: doctor.Problem, says: "no standby reads: gone",
@@ -142,15 +140,13 @@ var settingFaults = []fault{
 
 var relayFaults = []fault{
 	{name: "is off for the database", check: "track-activities", level: doctor.Warning, says: "track_activities is off",
-		seed: exec("ALTER DATABASE {db} SET track_activities = off")},
+		seed: run("ALTER DATABASE {db} SET track_activities = off")},
 	{name: "is off for the role", check: "track-activities", level: doctor.Warning, says: "track_activities is off",
 		seed: func(w *world) { w.db.Exec("ALTER ROLE " + w.role("") + " SET track_activities = off") }},
 	{name: "is off for the role in the database", check: "track-activities", level: doctor.Warning, says: "track_activities is off",
 		seed: func(w *world) {
 			w.db.Exec("ALTER ROLE " + w.role("") + " IN DATABASE " + w.db.Name + " SET track_activities = off")
 		}},
-	{name: "is unlimited and the server is not", check: "wal-budget", level: doctor.Warning, says: "wal_budget is unlimited",
-		seed: func(w *world) { w.options.WALBudget = 1<<63 - 1 }, do: func(w *world) { w.options.WALBudget = -1 }},
 	{name: "is longer than drain", check: "handler-timeout", level: doctor.Warning, says: "longer than drain",
 		seed: func(w *world) { w.options.Subscribers[0].Timeout = 30 * time.Second }, do: func(w *world) { w.options.Drain = time.Minute }},
 	{name: "is longer than stall_after", check: "handler-timeout", level: doctor.Warning, says: "longer than stall_after",
@@ -160,20 +156,20 @@ var relayFaults = []fault{
 		seed: func(w *world) { w.options.Now = func() time.Time { return time.Now().Add(10 * time.Minute) } },
 		do:   func(w *world) { w.options.Now = nil }},
 	{name: "has no tables", check: "schema", level: doctor.Problem, says: "walpost migrate",
-		seed: exec("DROP SCHEMA walpost CASCADE", "DROP TABLE outbox, lesson_progress, user_achievements, analytics_events, notifications, recommendations"),
+		seed: run("DROP SCHEMA walpost CASCADE", "DROP TABLE outbox, lesson_progress, user_achievements, analytics_events, notifications, recommendations"),
 		do: func(w *world) {
 			if err := migrations.Up(w.t.Context(), w.db.DSN, discard, w.options.Migrations...); err != nil {
 				w.t.Fatal(err)
 			}
 		}},
 	{name: "has tables of a newer walpost", check: "schema", level: doctor.Problem, says: "ahead",
-		seed: exec("INSERT INTO walpost.walpost_schema_version (version_id, is_applied) VALUES (9999, true)"),
-		do:   exec("DELETE FROM walpost.walpost_schema_version WHERE version_id = 9999")},
+		seed: run("INSERT INTO walpost.walpost_schema_version (version_id, is_applied) VALUES (9999, true)"),
+		do:   run("DELETE FROM walpost.walpost_schema_version WHERE version_id = 9999")},
 	{name: "has the wrong password", check: "connection", level: doctor.Problem, says: "password",
 		seed: func(w *world) { w.options.DatabaseURL = strings.Replace(w.db.DSN, "://postgres:", "://postgres:no", 1) },
 		do:   func(w *world) { w.options.DatabaseURL = w.db.DSN }},
 	{name: "leads to another database", check: "replication-connection", level: doctor.Problem, says: "replication_url leads to database \"postgres\"",
-		seed: func(w *world) { w.options.ReplicationURL = w.server.DSN("postgres") }, do: func(w *world) { w.options.ReplicationURL = "" }},
+		seed: func(w *world) { w.options.ReplicationURL = strings.Replace(w.db.DSN, w.db.Name, "postgres", 1) }, do: func(w *world) { w.options.ReplicationURL = "" }},
 	{name: "leads nowhere", check: "replication-connection", level: doctor.Problem, says: "127.0.0.1:1",
 		seed: func(w *world) { w.options.ReplicationURL = "postgres://postgres@127.0.0.1:1/x?sslmode=disable" },
 		do:   func(w *world) { w.options.ReplicationURL = "" }},
@@ -184,14 +180,14 @@ var rightFaults = []fault{
 		seed: func(w *world) { w.role("") }},
 	{name: "lack DELETE for retention and UPDATE for marks", check: "rights", level: doctor.Problem, says: `lacks: DELETE, UPDATE ("published_at", "attempts") on public.outbox`,
 		seed: func(w *world) {
-			exec("CREATE PUBLICATION walpost FOR TABLE outbox WITH (publish = 'insert')")(w)
+			run("CREATE PUBLICATION walpost FOR TABLE outbox WITH (publish = 'insert')")(w)
 			role := w.role("REPLICATION")
-			exec("GRANT USAGE ON SCHEMA walpost TO "+role, "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA walpost TO "+role,
+			run("GRANT USAGE ON SCHEMA walpost TO "+role, "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA walpost TO "+role,
 				"GRANT SELECT ON outbox TO "+role, "GRANT SELECT, INSERT ON analytics_events TO "+role)(w)
 		}},
 	{name: "hides rows", check: "row-security", level: doctor.Problem, says: "row level security of public.outbox applies",
 		seed: func(w *world) {
-			exec("ALTER TABLE outbox ENABLE ROW LEVEL SECURITY", "GRANT SELECT ON outbox TO "+w.role(""))(w)
+			run("ALTER TABLE outbox ENABLE ROW LEVEL SECURITY", "GRANT SELECT ON outbox TO "+w.role(""))(w)
 		}},
 }
 
@@ -199,51 +195,51 @@ const makePublication = "CREATE PUBLICATION walpost FOR TABLE outbox WITH (publi
 
 var publicationFaults = []fault{
 	{name: "is gone", check: "publication", level: doctor.Problem, says: "does not exist, but the slot does",
-		seed: then((*world).relay, exec("DROP PUBLICATION walpost"))},
+		seed: then((*world).relay, run("DROP PUBLICATION walpost"))},
 	{name: "lack a source", check: "publication-tables", level: doctor.Problem, says: `lacks "public"."outbox"`,
-		seed: exec("CREATE PUBLICATION walpost WITH (publish = 'insert')")},
+		seed: run("CREATE PUBLICATION walpost WITH (publish = 'insert')")},
 	{name: "are too many", check: "publication-tables", level: doctor.Problem, says: "no source: public.notifications",
-		seed: exec("CREATE PUBLICATION walpost FOR TABLE outbox, notifications WITH (publish = 'insert')")},
+		seed: run("CREATE PUBLICATION walpost FOR TABLE outbox, notifications WITH (publish = 'insert')")},
 	{name: "are all", check: "publication-tables", level: doctor.Problem, says: "has all tables",
-		seed: exec("CREATE PUBLICATION walpost FOR ALL TABLES WITH (publish = 'insert')")},
+		seed: run("CREATE PUBLICATION walpost FOR ALL TABLES WITH (publish = 'insert')")},
 	{name: "are those of a schema", check: "publication-tables", level: doctor.Problem, says: "all tables of schema public", from: 15,
-		seed: exec("CREATE PUBLICATION walpost FOR TABLES IN SCHEMA public WITH (publish = 'insert')")},
+		seed: run("CREATE PUBLICATION walpost FOR TABLES IN SCHEMA public WITH (publish = 'insert')")},
 	{name: "lack inserts", check: "publication-operations", level: doctor.Problem, says: "does not publish inserts",
-		seed: exec("CREATE PUBLICATION walpost FOR TABLE outbox WITH (publish = 'update')")},
+		seed: run("CREATE PUBLICATION walpost FOR TABLE outbox WITH (publish = 'update')")},
 	{name: "are all", check: "publication-operations", level: doctor.Warning, says: "more than inserts",
-		seed: exec("CREATE PUBLICATION walpost FOR TABLE outbox")},
+		seed: run("CREATE PUBLICATION walpost FOR TABLE outbox")},
 	{name: "is not published", check: "publication-root", level: doctor.Problem, says: "names of the partitions",
-		seed: then(partitioned, exec("CREATE PUBLICATION walpost FOR TABLE outbox WITH (publish = 'insert')"))},
+		seed: then(partitioned, run("CREATE PUBLICATION walpost FOR TABLE outbox WITH (publish = 'insert')"))},
 	{name: "leaves rows out", check: "publication-filter", level: doctor.Warning, says: "are left out unless", from: 15,
-		seed: exec("CREATE PUBLICATION walpost FOR TABLE outbox WHERE (event_type <> 'test') WITH (publish = 'insert')")},
+		seed: run("CREATE PUBLICATION walpost FOR TABLE outbox WHERE (event_type <> 'test') WITH (publish = 'insert')")},
 	{name: "leaves columns out", check: "publication-filter", level: doctor.Warning, says: "only the columns id, event_id", from: 15,
-		seed: exec("CREATE PUBLICATION walpost FOR TABLE outbox (id, event_id, event_type, payload) WITH (publish = 'insert')")},
+		seed: run("CREATE PUBLICATION walpost FOR TABLE outbox (id, event_id, event_type, payload) WITH (publish = 'insert')")},
 	{name: "leaves a needed column out", check: "publication-filter", level: doctor.Problem, says: "only the columns id, payload", from: 15,
-		seed: exec("CREATE PUBLICATION walpost FOR TABLE outbox (id, payload) WITH (publish = 'insert')")},
+		seed: run("CREATE PUBLICATION walpost FOR TABLE outbox (id, payload) WITH (publish = 'insert')")},
 	{name: "was altered", check: "publication-changed", level: doctor.Problem, says: "made anew or altered",
-		seed: then((*world).relay, exec("ALTER PUBLICATION walpost DROP TABLE outbox", "ALTER PUBLICATION walpost ADD TABLE outbox"))},
+		seed: then((*world).relay, run("ALTER PUBLICATION walpost DROP TABLE outbox", "ALTER PUBLICATION walpost ADD TABLE outbox"))},
 	{name: "is younger than the slot", check: "publication-changed", level: doctor.Problem, says: "made anew or altered",
-		seed: then((*world).relay, exec("DROP PUBLICATION walpost", makePublication))},
+		seed: then((*world).relay, run("DROP PUBLICATION walpost", makePublication))},
 }
 
 func partitioned(w *world) {
-	exec("DROP TABLE outbox", `CREATE TABLE outbox (id bigserial, event_id text, event_type text, partition_key text, payload jsonb,
+	run("DROP TABLE outbox", `CREATE TABLE outbox (id bigserial, event_id text, event_type text, partition_key text, payload jsonb,
 		created_at timestamptz NOT NULL DEFAULT now(), published_at timestamptz, PRIMARY KEY (id, created_at)) PARTITION BY RANGE (created_at)`,
 		"CREATE TABLE outbox_all PARTITION OF outbox DEFAULT")(w)
 }
 
 var sourceFaults = []fault{
-	{name: "is not there", check: "source-table", level: doctor.Problem, says: "there is no table public.outbox", seed: exec("ALTER TABLE outbox RENAME TO elsewhere"),
-		do: exec("ALTER TABLE elsewhere RENAME TO outbox")},
-	{name: "lacks a column", check: "source-table", level: doctor.Problem, says: "event_type", seed: exec("ALTER TABLE outbox RENAME event_type TO kind"),
+	{name: "is not there", check: "source-table", level: doctor.Problem, says: "there is no table public.outbox", seed: run("ALTER TABLE outbox RENAME TO elsewhere"),
+		do: run("ALTER TABLE elsewhere RENAME TO outbox")},
+	{name: "lacks a column", check: "source-table", level: doctor.Problem, says: "event_type", seed: run("ALTER TABLE outbox RENAME event_type TO kind"),
 		do: func(w *world) { w.options.Sources[0].Columns.Type = "kind" }},
-	{name: "has no key for its events", check: "source-table", level: doctor.Warning, says: "key", seed: exec("ALTER TABLE outbox DROP partition_key, DROP aggregate_id"),
+	{name: "has no key for its events", check: "source-table", level: doctor.Warning, says: "key", seed: run("ALTER TABLE outbox DROP partition_key, DROP aggregate_id"),
 		do: func(w *world) { w.options.Sources[0].Columns.Key = "payload.user_id" }},
-	{name: "has no primary key", check: "source-table", level: doctor.Warning, says: "no primary key", seed: exec("ALTER TABLE outbox DROP CONSTRAINT outbox_pkey"),
-		do: exec("ALTER TABLE outbox ADD PRIMARY KEY (id)")},
-	{name: "is unlogged", check: "source-table", level: doctor.Problem, says: "unlogged", seed: exec("ALTER TABLE outbox SET UNLOGGED")},
+	{name: "has no primary key", check: "source-table", level: doctor.Warning, says: "no primary key", seed: run("ALTER TABLE outbox DROP CONSTRAINT outbox_pkey"),
+		do: run("ALTER TABLE outbox ADD PRIMARY KEY (id)")},
+	{name: "is unlogged", check: "source-table", level: doctor.Problem, says: "unlogged", seed: run("ALTER TABLE outbox SET UNLOGGED")},
 	{name: "has no published column", check: "source-repair", level: doctor.Warning, says: "no column that says which rows were published",
-		seed: exec("ALTER TABLE outbox DROP published_at")},
+		seed: run("ALTER TABLE outbox DROP published_at")},
 	{name: "is not marked", check: "source-repair", level: doctor.Warning, says: "mark is off",
 		seed: func(w *world) { w.options.Sources[0].Mark = false }, do: func(w *world) { w.options.Sources[0].Mark = true }},
 	{name: "has no table", check: "source-repair", level: doctor.Warning, says: "logical messages are in no table",
@@ -252,35 +248,35 @@ var sourceFaults = []fault{
 			w.options.Sources = []*outbox.Source{{Name: "lessons", Schema: "public", Table: "outbox", Mark: true}}
 		}},
 	{name: "is missing beside another publication", check: "replica-identity", level: doctor.Problem, says: "updates of it are published by everything",
-		seed: exec("ALTER TABLE outbox DROP CONSTRAINT outbox_pkey", "CREATE PUBLICATION everything FOR ALL TABLES")},
+		seed: run("ALTER TABLE outbox DROP CONSTRAINT outbox_pkey", "CREATE PUBLICATION everything FOR ALL TABLES")},
 	{name: "is missing in a partition", check: "replica-identity", level: doctor.Problem, says: "public.outbox_all has no replica identity",
-		seed: then(partitioned, exec("ALTER TABLE outbox_all REPLICA IDENTITY NOTHING", "CREATE PUBLICATION other FOR TABLE outbox"))},
+		seed: then(partitioned, run("ALTER TABLE outbox_all REPLICA IDENTITY NOTHING", "CREATE PUBLICATION other FOR TABLE outbox"))},
 	{name: "is full of dead rows", check: "table-bloat", level: doctor.Warning, says: "dead rows",
 		seed: func(w *world) {
-			exec("INSERT INTO outbox (event_id, event_type, payload) SELECT n, 'x', '{}' FROM generate_series(1, 12000) n", "DELETE FROM outbox")(w)
+			run("INSERT INTO outbox (event_id, event_type, payload) SELECT n, 'x', '{}' FROM generate_series(1, 12000) n", "DELETE FROM outbox")(w)
 			w.await("the statistics are in", func() bool {
 				return w.db.Int("SELECT n_dead_tup FROM pg_stat_all_tables WHERE relid = 'outbox'::regclass") > 10_000
 			})
 		}},
 	{name: "has waited for a day", check: "oldest-unpublished", level: doctor.Warning, says: "has waited for 24h0m",
-		seed: exec("INSERT INTO outbox (event_id, event_type, payload, created_at) VALUES ('1', 'x', '{}', now() - interval '1 day')"),
+		seed: run("INSERT INTO outbox (event_id, event_type, payload, created_at) VALUES ('1', 'x', '{}', now() - interval '1 day')"),
 		do:   (*world).relay},
 }
 
 var slotFaults = []fault{
 	{name: "is of another plugin", check: "slot", level: doctor.Problem, says: "plugin", seed: func(w *world) { w.slot(w.db.Name, "test_decoding") },
 		do: func(w *world) { w.options.Slot += "_2" }},
-	{name: "is gone", check: "slot", level: doctor.Warning, says: "is gone", seed: then((*world).relay, exec("SELECT pg_drop_replication_slot('{db}')")),
+	{name: "is gone", check: "slot", level: doctor.Warning, says: "is gone", seed: then((*world).relay, run("SELECT pg_drop_replication_slot('{db}')")),
 		do: (*world).relay},
 	{name: "is somebody's", check: "slot", level: doctor.Warning, says: "walpost did not make it", seed: func(w *world) { w.slot(w.db.Name, "pgoutput") },
 		do: func(w *world) { w.options.Slot += "_2" }},
 	{name: "is somebody else", check: "slot-reader", level: doctor.Problem, says: `another program reads the slot: "thief"`, seed: steal, do: func(*world) {}},
 	{name: "was moved by hand", check: "slot-moved", level: doctor.Problem, says: "somebody else has moved",
-		seed: then((*world).relay, func(w *world) { w.wal(2) }, exec("SELECT pg_replication_slot_advance('{db}', pg_current_wal_lsn())")), do: (*world).relay},
+		seed: then((*world).relay, func(w *world) { w.wal(2) }, run("SELECT pg_replication_slot_advance('{db}', pg_current_wal_lsn())")), do: (*world).relay},
 	{name: "is another one", check: "same-server", level: doctor.Problem, says: "the slot was read from server 42, timeline 1",
-		seed: then((*world).relay, exec("UPDATE walpost.slots SET system_id = '42'")), do: (*world).relay},
+		seed: then((*world).relay, run("UPDATE walpost.slots SET system_id = '42'")), do: (*world).relay},
 	{name: "has another timeline", check: "same-server", level: doctor.Problem, says: "timeline 7",
-		seed: then((*world).relay, exec("UPDATE walpost.slots SET timeline = 7")), do: (*world).relay},
+		seed: then((*world).relay, run("UPDATE walpost.slots SET timeline = 7")), do: (*world).relay},
 	{name: "is not marked for failover", check: "failover-slot", level: doctor.Warning, says: "not marked for failover", from: 17,
 		seed: func(w *world) { w.slot(w.db.Name, "pgoutput"); w.options.ReplicationURL = w.db.DSN },
 		do:   func(w *world) {}},

@@ -61,8 +61,13 @@ func newWorldOn(t *testing.T, server *pgserver.Server, db *testdb.DB) *world {
 // it.
 func (w *world) relay() {
 	w.t.Helper()
+	pool, err := postgres.Open(w.t.Context(), w.options.DatabaseURL, "walpost/test") // as the role that the doctor was
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer pool.Close()
 	r := relay.New(relay.Options{
-		Pool: w.db.Pool, ReplicationURL: w.db.DSN, Slot: w.options.Slot, Publication: w.options.Publication, Sources: w.options.Sources,
+		Pool: pool, ReplicationURL: w.options.DatabaseURL, Slot: w.options.Slot, Publication: w.options.Publication, Sources: w.options.Sources,
 		Subscriptions: []relay.Subscription{{
 			Subscriber: subscribertest.Handling("taking", func(context.Context, subscriber.Delivery) error { return nil }),
 			Lane:       lane.Options{Ordering: lane.ByKey, Concurrency: 1, Batch: 1, Timeout: time.Second, MaxAttempts: 1, StallAfter: time.Minute},
@@ -159,10 +164,17 @@ func (w *world) mend(findings []doctor.Finding) {
 		restart = restart || f.Mend.Restart
 	}
 	if restart {
-		if err := w.server.Restart(w.t.Context()); err != nil {
-			w.t.Fatal(err)
-		}
+		w.restart()
 	}
+}
+
+// restart restarts the server. The pool's sessions have not heard of it.
+func (w *world) restart() {
+	w.t.Helper()
+	if err := w.server.Restart(context.WithoutCancel(w.t.Context())); err != nil {
+		w.t.Fatal(err)
+	}
+	w.db.Pool.Reset()
 }
 
 // execute runs a statement as psql would: what a reload changes is there for the next session.
