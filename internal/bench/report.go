@@ -220,6 +220,8 @@ func (r Row) cells() []string {
 // number has three digits that matter.
 func number(f float64) string {
 	switch size := max(f, -f); {
+	case size >= 1_000_000:
+		return strings.TrimSuffix(strings.TrimRight(fmt.Sprintf("%.2f", f/1e6), "0"), ".") + "M"
 	case size >= 10_000:
 		return fmt.Sprintf("%.0fk", f/1000)
 	case size >= 100 || size == 0:
