@@ -21,9 +21,10 @@ import (
 // finished is what a process writes when a subscriber of it has handled all events that are expected.
 type finished struct {
 	Subscriber string `json:"subscriber"`
-	At         int64  `json:"at"`  // Unix time in nanoseconds
-	CPU        int64  `json:"cpu"` // nanoseconds that the process has used since it began
-	// Mallocs is the number of allocations of the process since the first event was handled.
+	At         int64  `json:"at"` // Unix time in nanoseconds
+	// CPU is the processor time of the process in nanoseconds, and Mallocs the number of its allocations,
+	// both since a handler was first called: what a start takes is no matter of a backlog's size.
+	CPU     int64  `json:"cpu"`
 	Mallocs uint64 `json:"mallocs"`
 	// Took is how long it took, in nanoseconds, by the process's own clock, where it has one.
 	Took int64 `json:"took,omitempty"`
@@ -37,7 +38,8 @@ type Watcher struct {
 	stamp  bool
 
 	began   sync.Once
-	mallocs uint64 // at the first event; set by began
+	mallocs uint64 // at the first event, like cpu; set by began
+	cpu     time.Duration
 
 	mu  sync.Mutex
 	out io.Writer  // guarded by mu
@@ -99,7 +101,7 @@ func (s *watchedBatches) HandleBatch(ctx context.Context, deliveries []subscribe
 }
 
 func (s *watched) begin(deliveries ...subscriber.Delivery) {
-	s.watcher.began.Do(func() { s.watcher.mallocs = mallocs() })
+	s.watcher.began.Do(func() { s.watcher.mallocs, s.watcher.cpu = mallocs(), ownCPU() })
 	if !s.watcher.stamp {
 		return
 	}
@@ -133,7 +135,7 @@ func (w *Watcher) Close() {
 }
 
 func (w *Watcher) tell(s *watched) {
-	line := finished{Subscriber: s.Name(), At: time.Now().UnixNano(), CPU: int64(ownCPU()), Mallocs: mallocs() - w.mallocs}
+	line := finished{Subscriber: s.Name(), At: time.Now().UnixNano(), CPU: int64(ownCPU() - w.cpu), Mallocs: mallocs() - w.mallocs}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	line.Called = s.called

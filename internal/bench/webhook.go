@@ -74,7 +74,6 @@ func (l *lab) post(ctx context.Context, url string, events int) (sample, error) 
 	if err != nil {
 		return sample{}, err
 	}
-
 	return sample{rate: float64(events) / time.Duration(all[0].Took).Seconds()}, nil
 }
 
@@ -100,7 +99,7 @@ func Post(ctx context.Context, url string, events, payload int, out io.Writer) e
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	return json.NewEncoder(out).Encode(finished{Subscriber: "post", Took: int64(took), CPU: int64(ownCPU())})
+	return json.NewEncoder(out).Encode(finished{Subscriber: "post", Took: int64(took)})
 }
 
 func postOne(ctx context.Context, client *http.Client, url string, body []byte) error {
