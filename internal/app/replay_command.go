@@ -202,7 +202,7 @@ func progressOf(at replay.Replay, took time.Duration) string {
 	case at.Problem != "":
 		line += "; " + plain(at.Problem, 200)
 	case at.State == replay.Waiting:
-		line += "; waits for the relay to begin"
+		line += "; waits for its turn"
 	}
 	return line + "\n"
 }
