@@ -13,12 +13,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 
-	"github.com/backendstart/walpost/internal/ops"
+	"github.com/backendstart/walpost/internal/relay"
 )
 
 // table shows how the demo goes: at a terminal a table that is drawn anew in place, elsewhere a line.
 type table struct {
-	relay    ops.Relay
+	relay    interface{ Progress() relay.Progress }
 	registry prometheus.Gatherer
 	screen   *screen
 }

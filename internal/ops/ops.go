@@ -17,6 +17,7 @@ import (
 	"net/netip"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -25,10 +26,14 @@ import (
 	"github.com/backendstart/walpost/internal/relay"
 )
 
-// Relay is what is looked at. Both methods return a snapshot at once and are safe for concurrent use.
+// Relay is what is looked at. The methods return at once and are safe for concurrent use.
 type Relay interface {
 	Health() relay.Health
 	Progress() relay.Progress
+	// Attempts are the last attempts of all subscribers.
+	Attempts() *relay.Attempts
+	// OpenFor returns the subscribers for which an event is in hand.
+	OpenFor(eventID string) []string
 }
 
 // Options are what the server is made of; all but Token must be set.
@@ -52,15 +57,20 @@ type Server struct {
 	mux     *http.ServeMux
 	// crossOrigin finds requests that a page of another site makes a browser send.
 	crossOrigin *http.CrossOriginProtection
+	times       times
+	followers   atomic.Int32  // streams under way
+	stopping    chan struct{} // closed when Run stops
 }
 
-// Timeouts of the server. Answers are made from memory, except a scrape and what is below /v1, which wait
-// for Postgres.
+// times are the timeouts of the server. Answers are made from memory, except a scrape and what is below
+// /v1, which wait for Postgres.
+type times struct {
+	read, write, idle, drain time.Duration
+	beat                     time.Duration // between signs of life in a stream
+}
+
 const (
-	readTimeout  = 5 * time.Second
 	writeTimeout = 15 * time.Second
-	idleTimeout  = 2 * time.Minute
-	drainTimeout = 2 * time.Second
 	maxHeader    = 16 << 10
 	// maxScrapes is how many scrapes are served at once: two Prometheus servers and a person.
 	maxScrapes = 4
@@ -75,7 +85,11 @@ func New(options Options) *Server {
 	info.WithLabelValues(options.Version, runtime.Version()).Set(1)
 	options.Registry.MustRegister(info)
 
-	s := &Server{options: options, public: !isLoopback(options.Listen), mux: http.NewServeMux(), crossOrigin: http.NewCrossOriginProtection()}
+	s := &Server{
+		options: options, public: !isLoopback(options.Listen), mux: http.NewServeMux(), crossOrigin: http.NewCrossOriginProtection(),
+		times:    times{read: 5 * time.Second, write: writeTimeout, idle: 2 * time.Minute, drain: 2 * time.Second, beat: 15 * time.Second},
+		stopping: make(chan struct{}),
+	}
 	s.mux.HandleFunc("GET /live", s.live)
 	s.mux.HandleFunc("GET /ready", s.ready)
 	s.mux.HandleFunc("GET /progress", s.progress)
@@ -85,6 +99,7 @@ func New(options Options) *Server {
 		MaxRequestsInFlight: maxScrapes,
 		Timeout:             writeTimeout - time.Second,
 	}))
+	s.mux.HandleFunc("GET /v1/attempts", s.attempts)
 	s.routeDesk()
 	return s
 }
@@ -96,14 +111,14 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mux.ServeHTTP(w, r)
 }
 
-// Run answers on listener, which it closes, until ctx ends; then it gives answers under way a moment and
-// returns nil. Any other end is an error.
+// Run answers on listener, which it closes, until ctx ends; then it ends streams, gives answers under way a
+// moment and returns nil. Any other end is an error. Run may be called once.
 func (s *Server) Run(ctx context.Context, listener net.Listener) error {
 	server := &http.Server{
 		Handler:        s,
-		ReadTimeout:    readTimeout,
-		WriteTimeout:   writeTimeout,
-		IdleTimeout:    idleTimeout,
+		ReadTimeout:    s.times.read,
+		WriteTimeout:   s.times.write,
+		IdleTimeout:    s.times.idle,
 		MaxHeaderBytes: maxHeader,
 		ErrorLog:       slog.NewLogLogger(s.options.Log.Handler(), slog.LevelDebug),
 	}
@@ -114,7 +129,8 @@ func (s *Server) Run(ctx context.Context, listener net.Listener) error {
 		return fmt.Errorf("serve metrics and health on %s: %w", listener.Addr(), err)
 	case <-ctx.Done():
 	}
-	drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTimeout)
+	close(s.stopping)
+	drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.times.drain)
 	defer cancel()
 	if err := server.Shutdown(drain); err != nil {
 		// A scrape that takes longer than this will be repeated by whoever wants it.

@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -20,15 +21,20 @@ import (
 type standing struct {
 	health   relay.Health
 	progress relay.Progress
+	attempts *relay.Attempts
+	open     []string // of every event
 }
 
-func (s *standing) Health() relay.Health     { return s.health }
-func (s *standing) Progress() relay.Progress { return s.progress }
+func (s *standing) Health() relay.Health      { return s.health }
+func (s *standing) Progress() relay.Progress  { return s.progress }
+func (s *standing) Attempts() *relay.Attempts { return s.attempts }
+func (s *standing) OpenFor(string) []string   { return s.open }
 
 func stuck() *standing {
 	return &standing{
-		relay.Health{State: relay.Streaming, Problems: []string{"analytics holds event 01J for 70s: connection refused"}},
-		relay.Progress{Slot: "walpost", State: relay.Streaming, Subscribers: []relay.Subscriber{{Name: "analytics", Open: 3}}},
+		health:   relay.Health{State: relay.Streaming, Problems: []string{"analytics holds event 01J for 70s: connection refused"}},
+		progress: relay.Progress{Slot: "walpost", State: relay.Streaming, Subscribers: []relay.Subscriber{{Name: "analytics", Open: 3}}},
+		attempts: relay.NewAttempts(10, time.Now()),
 	}
 }
 

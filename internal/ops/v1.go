@@ -17,6 +17,7 @@ import (
 	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/internal/relay"
 	"github.com/backendstart/walpost/internal/replay"
 )
 
@@ -55,6 +56,14 @@ func (s *Server) routeDesk() {
 		return map[string]any{"owed": deliveries}, err
 	})
 	route("POST /v1/owed/redrive", s.redrive)
+	route("GET /v1/events/{event}", func(ctx context.Context, r *http.Request) (any, error) {
+		e, err := desk.Event(ctx, r.PathValue("event"))
+		if err != nil {
+			return nil, err
+		}
+		e.Tell(s.remembered(relay.AttemptFilter{Event: e.ID}, maxAttempts))
+		return e, e.Known()
+	})
 	route("POST /v1/owed/discard", s.discard)
 	route("POST /v1/owed/add", s.add)
 	s.routeReplays(route)
@@ -222,7 +231,7 @@ func (s *Server) serveDesk(w http.ResponseWriter, r *http.Request, answer func(c
 		status = http.StatusBadRequest
 	case errors.As(err, &large):
 		status = http.StatusRequestEntityTooLarge
-	case errors.Is(err, debt.ErrNoSubscriber), errors.Is(err, ErrNotOwed), errors.Is(err, replay.ErrNoReplay):
+	case errors.Is(err, debt.ErrNoSubscriber), errors.Is(err, ErrNotOwed), errors.Is(err, ErrNoEvent), errors.Is(err, replay.ErrNoReplay):
 		status = http.StatusNotFound
 	case errors.Is(err, replay.ErrOver):
 		status = http.StatusConflict

@@ -49,37 +49,35 @@ func (t *Table) Find(ctx context.Context, tx pgx.Tx, ids []string) ([]*event.Eve
 	if len(ids) == 0 {
 		return nil, nil
 	}
-	column := "t." + quote(t.Columns[t.layout.id])
 	var order []string
 	for _, name := range t.order {
 		order = append(order, "t."+quote(name))
 	}
 	var events []*event.Event
-	find := func(tx pgx.Tx, where string) error {
+	err := t.byID(ctx, tx, func(tx pgx.Tx, where string) error {
 		events = nil
 		return t.read(ctx, tx, where, " ORDER BY "+strings.Join(order, ", "), []any{ids}, func(e *event.Event) { events = append(events, e) })
-	}
+	})
+	return events, err
+}
+
+// byID calls query with a condition on a row, named t, whose $1 is an array of event ids.
+func (t *Table) byID(ctx context.Context, tx pgx.Tx, query func(tx pgx.Tx, where string) error) error {
+	column := "t." + quote(t.Columns[t.layout.id])
 	// The literal without a type takes the column's, so that its index is of use. But an id of another
 	// source may be no value of that type; then the column is compared as text, which reads the table.
 	err := pgx.BeginFunc(ctx, tx, func(savepoint pgx.Tx) error {
-		return find(savepoint, column+" = ANY ($1)")
+		return query(savepoint, column+" = ANY ($1)")
 	})
 	if strings.HasPrefix(postgres.Code(err), "22") { // data exception
-		err = find(tx, column+"::text = ANY ($1::text[])")
+		err = query(tx, column+"::text = ANY ($1::text[])")
 	}
-	return events, err
+	return err
 }
 
 // read calls fn with the event of each row, named t, for which the condition holds.
 func (t *Table) read(ctx context.Context, tx pgx.Tx, where, order string, args []any, fn func(*event.Event)) error {
-	columns := make([]string, len(t.Columns))
-	for at, name := range t.Columns {
-		columns[at] = "NULL" // keeps the layout's indexes
-		if t.layout.uses(at) {
-			columns[at] = "t." + quote(name)
-		}
-	}
-	sql := "SELECT " + strings.Join(columns, ", ") + " FROM " + t.sql() + " t WHERE " + where + order
+	sql := "SELECT " + strings.Join(t.used(), ", ") + " FROM " + t.sql() + " t WHERE " + where + order
 	// The simple protocol, for the reason that Unpublished has.
 	rows, err := tx.Query(ctx, sql, append([]any{pgx.QueryExecModeSimpleProtocol}, args...)...)
 	if err != nil {
@@ -93,4 +91,17 @@ func (t *Table) read(ctx context.Context, tx pgx.Tx, where, order string, args [
 		return fmt.Errorf("read rows of %s: %w", t.Source.relation(), err)
 	}
 	return nil
+}
+
+// used are the columns of a row, named t, with NULL for those that are no part of an event: that keeps the
+// layout's indexes.
+func (t *Table) used() []string {
+	columns := make([]string, len(t.Columns))
+	for at, name := range t.Columns {
+		columns[at] = "NULL"
+		if t.layout.uses(at) {
+			columns[at] = "t." + quote(name)
+		}
+	}
+	return columns
 }

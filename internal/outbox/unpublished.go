@@ -69,24 +69,24 @@ func (t *Table) readAll(ctx context.Context, tx pgx.Tx, condition string, fn fun
 	return nil
 }
 
+// When the transaction committed that wrote the row, named t, as it stands: of an unpublished row the one
+// that made it. It is NULL for old rows, and an error without track_commit_timestamp. committedAt is in
+// microseconds since 1970.
+const (
+	commitTime  = "pg_xact_commit_timestamp(t.xmin)"
+	committedAt = "(extract(epoch FROM " + commitTime + ") * 1000000)::bigint"
+)
+
 func (t *Table) readSQL(condition string, tracked bool) string {
-	var columns, order []string
-	for at, name := range t.Columns {
-		if t.layout.uses(at) {
-			columns = append(columns, "t."+quote(name))
-		} else {
-			columns = append(columns, "NULL") // keeps the layout's indexes
-		}
-	}
+	var order []string
 	committed := "NULL"
 	if tracked {
-		const at = "pg_xact_commit_timestamp(t.xmin)"
-		committed = "(extract(epoch FROM " + at + ") * 1000000)::bigint"
-		order = append(order, at+" NULLS FIRST")
+		committed = committedAt
+		order = append(order, commitTime+" NULLS FIRST")
 	}
 	for _, name := range t.order {
 		order = append(order, "t."+quote(name))
 	}
-	return "SELECT " + strings.Join(columns, ", ") + ", " + committed +
+	return "SELECT " + strings.Join(t.used(), ", ") + ", " + committed +
 		" FROM " + t.sql() + " t WHERE " + condition + " ORDER BY " + strings.Join(order, ", ")
 }

@@ -1,0 +1,219 @@
+package ops
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/backendstart/walpost/internal/debt"
+	"github.com/backendstart/walpost/internal/lane"
+	"github.com/backendstart/walpost/internal/relay"
+)
+
+const (
+	// maxAttempts is all that a relay remembers.
+	maxAttempts = 10_000
+	// maxFollowers bounds the goroutines and connections that streams hold.
+	maxFollowers = 32
+	// lastWrite is how long a stop waits for a stream that nobody reads.
+	lastWrite = 100 * time.Millisecond
+)
+
+// Remembered is the answer of GET /v1/attempts.
+type Remembered struct {
+	Slot string `json:"slot"` // of the relay that answers
+	// Since is the time of the oldest attempt that the relay remembers, zero while there was none.
+	Since time.Time `json:"since,omitzero"`
+	// Attempts are in the order in which they ended.
+	Attempts []relay.Attempt `json:"attempts"`
+	// Open are the subscribers for which the relay has the event in hand, where one was asked for.
+	Open []string `json:"open,omitempty"`
+}
+
+// Line is one line of a stream: an attempt, or one of the two numbers.
+type Line struct {
+	*relay.Attempt
+	// Missed is how many attempts the reader was too slow for: of the whole relay, because nobody knows
+	// whether the filter would have chosen them.
+	Missed uint64 `json:"missed,omitempty"`
+	// After is up to which Seq everything was looked at, sent while there is nothing else to send.
+	After uint64 `json:"after,omitempty"`
+}
+
+// attemptsQuery is the query of GET /v1/attempts.
+type attemptsQuery struct {
+	filter relay.AttemptFilter
+	limit  int
+	follow bool
+	after  uint64 // 0 begins with the last ones
+}
+
+func attemptsQueryOf(values url.Values) (attemptsQuery, error) {
+	q := attemptsQuery{limit: defaultLimit}
+	for name, all := range values {
+		value := all[0]
+		var err error
+		switch name {
+		case "event":
+			q.filter.Event = value
+		case "subscriber":
+			q.filter.Subscriber = value
+		case "type":
+			q.filter.Type = value
+		case "key":
+			q.filter.Key = value
+		case "outcome":
+			q.filter.Outcome = lane.Outcome(value)
+			if !slices.Contains([]lane.Outcome{"", lane.Delivered, lane.Failed, lane.Dead}, q.filter.Outcome) {
+				err = fmt.Errorf("it must be %s, %s or %s", lane.Delivered, lane.Failed, lane.Dead)
+			}
+		case "limit":
+			q.limit, err = strconv.Atoi(value)
+			if err == nil && (q.limit < 0 || q.limit > maxAttempts) {
+				err = fmt.Errorf("it must be from 0 to %d", maxAttempts)
+			}
+		case "follow":
+			q.follow, err = strconv.ParseBool(value)
+		case "after":
+			q.after, err = strconv.ParseUint(value, 10, 64)
+		default:
+			err = errors.New("there is no such filter")
+		}
+		if err == nil && len(all) > 1 {
+			err = errors.New("it is given more than once")
+		}
+		if err != nil {
+			return q, debt.Refused(fmt.Sprintf("%s: %v", name, err))
+		}
+	}
+	if q.after != 0 && !q.follow {
+		return q, debt.Refused("after: it is for follow=true")
+	}
+	return q, nil
+}
+
+// attempts answers with what the relay remembers, or with a stream.
+func (s *Server) attempts(w http.ResponseWriter, r *http.Request) {
+	if !s.trusts(r) {
+		s.refuseStranger(w)
+		return
+	}
+	query, err := attemptsQueryOf(r.URL.Query())
+	switch {
+	case err != nil:
+		s.problem(w, http.StatusBadRequest, err.Error())
+	case query.follow:
+		s.follow(w, r, query)
+	default:
+		s.answer(w, http.StatusOK, s.remembered(query.filter, query.limit))
+	}
+}
+
+func (s *Server) remembered(filter relay.AttemptFilter, limit int) Remembered {
+	of := s.options.Relay
+	answer := Remembered{Slot: of.Progress().Slot}
+	answer.Attempts, answer.Since, _ = of.Attempts().Last(limit, filter)
+	if answer.Attempts == nil {
+		answer.Attempts = []relay.Attempt{} // an empty list is [] in JSON
+	}
+	if filter.Event != "" {
+		answer.Open = of.OpenFor(filter.Event)
+	}
+	return answer
+}
+
+// follow sends a JSON object per line for each attempt, until the caller leaves or the server stops. A
+// caller that does not read makes only this goroutine wait.
+func (s *Server) follow(w http.ResponseWriter, r *http.Request, query attemptsQuery) {
+	if s.followers.Add(1) > maxFollowers {
+		s.followers.Add(-1)
+		w.Header().Set("Retry-After", "5")
+		s.problem(w, http.StatusServiceUnavailable, fmt.Sprintf("%d follow already", maxFollowers))
+		return
+	}
+	defer s.followers.Add(-1)
+	stream := http.NewResponseController(w)
+	// The server's read timeout would end the context of a request that goes on.
+	if err := stream.SetReadDeadline(time.Time{}); err != nil {
+		s.problem(w, http.StatusInternalServerError, "this connection cannot carry a stream: "+err.Error())
+		return
+	}
+	ctx, leave := context.WithCancel(r.Context())
+	var watch sync.WaitGroup
+	defer watch.Wait()
+	defer leave()
+	watch.Go(func() {
+		select {
+		case <-s.stopping:
+			leave() // before the deadline: send looks in the other order
+			_ = stream.SetWriteDeadline(time.Now().Add(lastWrite))
+		case <-ctx.Done():
+		}
+	})
+	w.Header().Set("Content-Type", "application/jsonl")
+	w.Header().Set("X-Accel-Buffering", "no") // nginx would keep it back
+
+	ring := s.options.Relay.Attempts()
+	var page relay.Page
+	if query.after == 0 {
+		page.Attempts, _, page.Next = ring.Last(query.limit, query.filter)
+	} else {
+		page = ring.Read(query.after+1, query.filter)
+	}
+	err := s.send(ctx, w, stream, page)
+	beat := time.NewTicker(s.times.beat)
+	defer beat.Stop()
+	for err == nil {
+		page = ring.Read(page.Next, query.filter)
+		if page.Missed > 0 || len(page.Attempts) > 0 {
+			err = s.send(ctx, w, stream, page)
+		}
+		if err != nil || page.Changed == nil {
+			continue
+		}
+		select {
+		case <-page.Changed:
+		case <-beat.C: // so that proxies keep the connection, and a caller that is gone is noticed
+			err = s.send(ctx, w, stream, relay.Page{Next: page.Next})
+		case <-ctx.Done():
+			err = context.Cause(ctx)
+		}
+	}
+	s.options.Log.Debug("stream of attempts ended", "err", err)
+}
+
+// send writes a page as lines.
+func (s *Server) send(ctx context.Context, w io.Writer, stream *http.ResponseController, page relay.Page) error {
+	if err := stream.SetWriteDeadline(time.Now().Add(s.times.write)); err != nil {
+		return err
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	lines := json.NewEncoder(w)
+	lines.SetEscapeHTML(false)
+	if page.Missed > 0 {
+		if err := lines.Encode(Line{Missed: page.Missed}); err != nil {
+			return err
+		}
+	}
+	for i := range page.Attempts {
+		if err := lines.Encode(Line{Attempt: &page.Attempts[i]}); err != nil {
+			return err
+		}
+	}
+	if page.Missed == 0 && len(page.Attempts) == 0 {
+		if err := lines.Encode(Line{After: page.Next - 1}); err != nil {
+			return err
+		}
+	}
+	return stream.Flush()
+}
