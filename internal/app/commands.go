@@ -44,6 +44,8 @@ type commands struct {
 	Owed        owedCommand        `cmd:"" help:"See what subscribers are owed, give it up, or owe them more."`
 	Deadletters owedCommand        `cmd:"" help:"The same for what waits for a person: owed with --state=dead."`
 	Replay      replayCommand      `cmd:"" help:"Send a subscriber events again that the tables still have."`
+	Event       eventCommand       `cmd:"" help:"Show everything that is known of an event."`
+	Tail        tailCommand        `cmd:"" help:"Follow the attempts of the running relay."`
 
 	Bench     benchCommand `cmd:"" help:"Measure speed and memory, each beside something plain that does the same."`
 	BenchPart benchPart    `cmd:"" name:"bench-part" hidden:"" help:"Processes of a bench."`
@@ -161,6 +163,7 @@ type configCommand struct {
 	config.API
 	config.Mail
 	config.Ops
+	config.RelayURL
 	Show bool `help:"Print every option with its value and where it comes from; secrets are masked."`
 	JSON bool `name:"json" help:"With --show: print JSON."`
 }

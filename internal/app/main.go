@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"strings"
 
 	"github.com/alecthomas/kong"
@@ -56,10 +57,7 @@ func Main(ctx context.Context, process Process) int {
 		panic(err) // the model is wrong, not the input
 	}
 	parser.Checks = checks()
-	if len(process.Args) == 0 {
-		process.Args = []string{"--help"}
-	}
-	parsed, err := parser.Parse(process.Args)
+	parsed, err := parser.Parse(expected(process.Args))
 	if shown {
 		return exitFine
 	}
@@ -79,6 +77,19 @@ func Main(ctx context.Context, process Process) int {
 		fmt.Fprintln(process.Stderr, "walpost:", err)
 		return exitFailed
 	}
+}
+
+// expected turns what people try first into what there is.
+func expected(args []string) []string {
+	switch {
+	case len(args) == 0:
+		return []string{"--help"}
+	case args[0] == "help":
+		return append(slices.Clone(args[1:]), "--help")
+	case args[0] == "--version":
+		return append([]string{"version"}, args[1:]...)
+	}
+	return args
 }
 
 // run is what a command gets beside its options.

@@ -4,14 +4,21 @@ import (
 	"fmt"
 	"io"
 	"strconv"
+	"strings"
+	"time"
 
+	"github.com/backendstart/walpost/internal/config"
 	"github.com/backendstart/walpost/internal/ops"
+	"github.com/backendstart/walpost/internal/relay"
 )
 
-type statusCommand struct{ deskOptions }
+type statusCommand struct {
+	deskOptions
+	config.Ask
+}
 
 func (statusCommand) Help() string {
-	return `Reads the database alone, so it answers with the relay up or down. FINISHED is the commit up to which a subscriber has everything, as it was last written; BEHIND is WAL from the oldest delivery that waits, or else from what is finished, to the end; HOLDS is what of it the slot keeps for that debt. Events that a running relay has had for less than stall_after are in its memory: GET /progress at the ops address shows those.
+	return `Reads the database, so it answers with the relay up or down, and asks the running relay at its ops address what it has in memory. FINISHED is the commit up to which a subscriber has everything, as it was last written; BEHIND is WAL from the oldest delivery that waits, or else from what is finished, to the end; HOLDS is what of it the slot keeps for that debt.
 
   walpost status
   walpost status --json | jq '.slot.retained_bytes'
@@ -20,17 +27,77 @@ Next: walpost owed list --subscriber NAME`
 }
 
 func (c statusCommand) Run(r *run) error {
+	running, err := ask(c.Ask)
+	if err != nil {
+		return err
+	}
 	return c.at(r, func(desk *ops.Desk) error {
 		status, err := desk.Status(r.ctx)
 		if err != nil {
 			return err
 		}
+		progress := new(relay.Progress)
+		silent := running.get(r.ctx, "/progress", nil, progress)
+		if silent == nil {
+			silent = running.anotherSlot(progress.Slot, c.Slot)
+		}
+		if silent != nil {
+			progress = nil
+		}
 		if c.JSON {
-			return writeJSON(r.Stdout, status)
+			return writeJSON(r.Stdout, struct {
+				ops.Status
+				Relay *relay.Progress `json:"relay,omitempty"` // nil where none answers
+			}{status, progress})
 		}
 		printStatus(r.Stdout, status)
+		switch {
+		case progress != nil:
+			printProgress(r.Stdout, time.Now(), *progress)
+		case status.Slot.Active:
+			fmt.Fprintf(r.Stdout, "\nWhat the running relay has in memory is not shown: %v\n", silent)
+		}
 		return nil
 	})
+}
+
+// slowAfter is the age of an open event from which a person wants to see it.
+const slowAfter = 5 * time.Second
+
+// printProgress tells what a running relay has in memory: events that it has had for less than stall_after
+// are in no table.
+func printProgress(w io.Writer, now time.Time, p relay.Progress) {
+	fmt.Fprintf(w, "\nThe relay is %s and has %d open events.\n", p.State, p.OpenEvents)
+	var rows [][]string
+	for _, s := range p.Subscribers {
+		var state []string
+		for _, is := range []struct {
+			so   bool
+			what string
+		}{
+			{s.Away, "away"}, {s.Paused, "paused"}, {s.InDebt, "in debt"},
+			{s.KeysInDebt > 0, fmt.Sprintf("%d keys in debt", s.KeysInDebt)},
+			{len(s.Overdue) > 0, fmt.Sprintf("%d do not return", len(s.Overdue))},
+		} {
+			if is.so {
+				state = append(state, is.what)
+			}
+		}
+		if len(state) == 0 && s.Open > 0 && now.Sub(s.OldestSince) > slowAfter {
+			state = append(state, "slow or failing")
+		}
+		if len(state) == 0 {
+			continue
+		}
+		oldest := "-"
+		if s.OldestOpen != "" {
+			oldest = plain(s.OldestOpen, 64) + ", " + age(now, s.OldestSince)
+		}
+		rows = append(rows, []string{plain(s.Name, 64), strings.Join(state, ", "), strconv.Itoa(s.Open), oldest, plain(orDash(s.LastError), 100)})
+	}
+	if len(rows) > 0 {
+		columns(w, append([][]string{{"SUBSCRIBER", "IS", "OPEN", "OLDEST", "LAST ERROR"}}, rows...))
+	}
 }
 
 func printStatus(w io.Writer, s ops.Status) {

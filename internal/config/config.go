@@ -7,7 +7,13 @@
 // their own (flow.go). docs/configuration.md has a row for each, which a test insists on.
 package config
 
-import "log/slog"
+import (
+	"errors"
+	"log/slog"
+	"net"
+	"net/netip"
+	"strings"
+)
 
 // File names the configuration file. A command that embeds it reads the file; one that does not, does not.
 type File struct {
@@ -44,6 +50,36 @@ type Mail struct {
 type Ops struct {
 	OpsListen string `env:"WALPOST_OPS_LISTEN" type:"listen" default:"127.0.0.1:8081" placeholder:"ADDRESS" help:"Address of metrics and health; port 0 takes a free one."`
 	OpsToken  Secret `env:"WALPOST_OPS_TOKEN" placeholder:"TOKEN" help:"Bearer token for /progress when ops-listen is not a loopback address."`
+}
+
+// RelayURL is where commands find a running relay.
+type RelayURL struct {
+	OpsURL string `name:"ops-url" env:"WALPOST_OPS_URL" type:"httpurl" placeholder:"URL" help:"Ops address of the running relay, for commands that ask it; default: http and ops-listen."`
+}
+
+// Ask is how a command asks a running relay.
+type Ask struct {
+	RelayURL
+	OpsListen string `hidden:"" env:"WALPOST_OPS_LISTEN" type:"listen" default:"127.0.0.1:8081"`
+	OpsToken  Secret `env:"WALPOST_OPS_TOKEN" placeholder:"TOKEN" help:"Bearer token of the relay, where it needs one."`
+}
+
+// URL is the address to ask, without a slash at its end. An error says that it cannot be known.
+func (a Ask) URL() (string, error) {
+	if a.OpsURL != "" {
+		return strings.TrimRight(a.OpsURL, "/"), nil
+	}
+	host, port, err := net.SplitHostPort(a.OpsListen)
+	if err != nil {
+		return "", err
+	}
+	if port == "0" {
+		return "", errors.New("the relay listens on a free port (ops_listen has port 0), so nobody knows where: name its address with --ops-url")
+	}
+	if addr, err := netip.ParseAddr(host); host == "" || err == nil && addr.IsUnspecified() {
+		host = "127.0.0.1"
+	}
+	return "http://" + net.JoinHostPort(host, port), nil
 }
 
 // Relay is everything that the relay reads. The zero value is not usable: it comes from a Parser, or

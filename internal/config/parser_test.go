@@ -26,6 +26,7 @@ type everything struct {
 	API
 	Mail
 	Ops
+	RelayURL
 }
 
 type result struct {

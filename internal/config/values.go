@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"math"
 	"net"
+	"net/url"
 	"reflect"
 	"regexp"
 	"strconv"
@@ -202,6 +203,7 @@ var mappers = []kong.Option{
 	kong.NamedMapper("slot", textMapper(parseSlot)),
 	kong.NamedMapper("identifier", textMapper(parseIdentifier)),
 	kong.NamedMapper("listen", textMapper(parseListen)),
+	kong.NamedMapper("httpurl", textMapper(parseHTTPURL)),
 	kong.NamedMapper("positive", textMapper(parsePositive)),
 	kong.NamedMapper("size", textMapper(parsePositiveSize)),
 	kong.NamedMapper("budget", textMapper(parseBudget)),
@@ -255,6 +257,17 @@ func parseListen(text string) (string, error) {
 	}
 	if err != nil {
 		return "", fmt.Errorf("%q is not an address to listen on: write host:port, [::1]:port or :port", text)
+	}
+	return text, nil
+}
+
+func parseHTTPURL(text string) (string, error) {
+	if text == "" {
+		return "", nil // as the file says it that config --show prints
+	}
+	u, err := url.Parse(text)
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.RawQuery != "" || u.Fragment != "" {
+		return "", fmt.Errorf("%q is not an address to ask: write http://host:port", text)
 	}
 	return text, nil
 }

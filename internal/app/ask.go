@@ -1,0 +1,106 @@
+package app
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"time"
+
+	"github.com/backendstart/walpost/internal/config"
+)
+
+// askLimit is how long a running relay may take for an answer that it has in memory.
+const askLimit = 3 * time.Second
+
+// asked is a running relay, as a command reaches it over its ops API.
+type asked struct {
+	url    string
+	token  config.Secret
+	client *http.Client
+}
+
+func ask(options config.Ask) (*asked, error) {
+	base, err := options.URL()
+	if err != nil {
+		return nil, config.Invalid(err)
+	}
+	return &asked{url: base, token: options.OpsToken, client: &http.Client{
+		Transport: &http.Transport{
+			Proxy:                 http.ProxyFromEnvironment,
+			DialContext:           (&net.Dialer{Timeout: askLimit, KeepAlive: 15 * time.Second}).DialContext,
+			ResponseHeaderTimeout: askLimit,
+		},
+		// A token belongs to one address.
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}}, nil
+}
+
+// refusedError is an answer that says no: asking again is no use.
+type refusedError struct{ error }
+
+// open asks for a path and returns the body of a good answer, which the caller closes.
+func (a *asked) open(ctx context.Context, path string, query url.Values) (io.ReadCloser, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, a.url+path+"?"+query.Encode(), nil)
+	if err != nil {
+		return nil, config.Invalid(err)
+	}
+	if a.token != "" {
+		request.Header.Set("Authorization", "Bearer "+a.token.Reveal())
+	}
+	response, err := a.client.Do(request)
+	if err != nil {
+		var failed *url.Error
+		if errors.As(err, &failed) {
+			err = failed.Err // the rest is said below
+		}
+		return nil, fmt.Errorf("ask the relay at %s: %w", a.url, err)
+	}
+	if response.StatusCode == http.StatusOK {
+		return response.Body, nil
+	}
+	defer response.Body.Close()
+	err = fmt.Errorf("ask the relay at %s: %s: %s", a.url, response.Status, problemOf(response.Body))
+	if response.StatusCode < http.StatusInternalServerError {
+		err = refusedError{err}
+	}
+	return nil, err
+}
+
+// problemOf reads what an error answer says, whoever has sent it.
+func problemOf(body io.Reader) string {
+	text, _ := io.ReadAll(io.LimitReader(body, 4096))
+	var problem struct{ Detail string }
+	if json.Unmarshal(text, &problem) == nil && problem.Detail != "" {
+		return plain(problem.Detail, 300)
+	}
+	return plain(string(text), 100)
+}
+
+// get reads an answer in JSON.
+func (a *asked) get(ctx context.Context, path string, query url.Values, into any) error {
+	ctx, cancel := context.WithTimeout(ctx, askLimit)
+	defer cancel()
+	body, err := a.open(ctx, path, query)
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	defer a.client.CloseIdleConnections()
+	if err := json.NewDecoder(body).Decode(into); err != nil {
+		return fmt.Errorf("ask the relay at %s: it does not answer as walpost does: %w", a.url, err)
+	}
+	return nil
+}
+
+// anotherSlot is the error of an answer that is not about the slot that was meant.
+func (a *asked) anotherSlot(got, want string) error {
+	if got == want {
+		return nil
+	}
+	return fmt.Errorf("ask the relay at %s: it has slot %q, not %q: name the address of the right one with --ops-url", a.url, plain(got, 63), want)
+}
