@@ -66,8 +66,12 @@ func (w *world) relay() {
 		w.t.Fatal(err)
 	}
 	defer pool.Close()
+	stream := w.options.ReplicationURL
+	if stream == "" {
+		stream = w.options.DatabaseURL
+	}
 	r := relay.New(relay.Options{
-		Pool: pool, ReplicationURL: w.options.DatabaseURL, Slot: w.options.Slot, Publication: w.options.Publication, Sources: w.options.Sources,
+		Pool: pool, ReplicationURL: stream, Slot: w.options.Slot, Publication: w.options.Publication, Sources: w.options.Sources,
 		Subscriptions: []relay.Subscription{{
 			Subscriber: subscribertest.Handling("taking", func(context.Context, subscriber.Delivery) error { return nil }),
 			Lane:       lane.Options{Ordering: lane.ByKey, Concurrency: 1, Batch: 1, Timeout: time.Second, MaxAttempts: 1, StallAfter: time.Minute},

@@ -23,7 +23,8 @@ const connectTimeout = 10 * time.Second
 
 // Open parses dsn (a postgres:// URL, key=value pairs, or "" for the PG* environment variables), opens
 // a pool whose sessions carry application as application_name, and connects once, so that a wrong
-// password or a server that is away is known now. No error contains a piece of the password.
+// password or a server that is away is known now. Behind a pooler no statement is prepared by name, so that
+// one in transaction mode will do. No error contains a piece of the password.
 //
 // The caller closes the pool. A pool is safe for concurrent use.
 func Open(ctx context.Context, dsn, application string) (*pgxpool.Pool, error) {
@@ -36,11 +37,33 @@ func Open(ctx context.Context, dsn, application string) (*pgxpool.Pool, error) {
 	if err != nil {
 		return nil, Mask(fmt.Errorf("open pool on %s: %w", target(&config.ConnConfig.Config), err), dsn)
 	}
-	if err := pool.Ping(ctx); err != nil {
+	pooled, err := throughPooler(ctx, pool)
+	if err != nil {
 		pool.Close()
 		return nil, ConnectError(err, dsn)
 	}
+	if pooled && config.ConnConfig.DefaultQueryExecMode == pgx.QueryExecModeCacheStatement {
+		pool.Close()
+		// Statements prepared by name belong to a session of the server, which the pooler gives to others.
+		config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe
+		if pool, err = pgxpool.NewWithConfig(ctx, config); err != nil {
+			return nil, Mask(fmt.Errorf("open pool on %s: %w", target(&config.ConnConfig.Config), err), dsn)
+		}
+	}
 	return pool, nil
+}
+
+// throughPooler reports whether a pooler stands before the server: it gives out keys for cancelling of its
+// own, so the process id in ours is not that of the session that answers.
+func throughPooler(ctx context.Context, pool *pgxpool.Pool) (bool, error) {
+	conn, err := pool.Acquire(ctx)
+	if err != nil {
+		return false, err
+	}
+	defer conn.Release()
+	var pid uint32
+	err = conn.QueryRow(ctx, "SELECT pg_catalog.pg_backend_pid()", pgx.QueryExecModeSimpleProtocol).Scan(&pid)
+	return pid != conn.Conn().PgConn().PID(), err
 }
 
 // ConnConfig parses dsn for a single connection. Its errors contain no piece of the password.
