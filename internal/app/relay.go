@@ -84,6 +84,7 @@ func newRelay(ctx context.Context, options config.Relay, mail config.Mail, kinds
 		Window:         ack.Window{Events: options.WindowEvents, Bytes: int64(options.WindowBytes)},
 		MaxEvent:       int(options.MaxEvent),
 		WALBudget:      int64(options.WALBudget),
+		StopOnLostSlot: options.OnLostSlot == "stop",
 		Drain:          options.Drain.Std(),
 		Registry:       b.registry,
 		Log:            log,
@@ -139,7 +140,7 @@ func sourcesOf(flow config.Flow) []*outbox.Source {
 				Topic: c["topic"], Revision: c["revision"], Payload: c["payload"], Headers: c["headers"],
 				Time: c["time"], Order: c["order"], Published: c["published"],
 			},
-			Mark: s.Mark == "auto", Ours: s.Rows == "ours", Retention: s.Retention.Std(),
+			Mark: s.Mark == "auto", RepairAll: s.Repair == "all", Ours: s.Rows == "ours", Retention: s.Retention.Std(),
 		}
 	}
 	return sources

@@ -126,6 +126,7 @@ func (c *checker) source(s Source, tables map[string]bool) {
 		tables[place] = true
 	}
 	c.oneOf("mark", s.Mark, "auto", "off")
+	c.oneOf("repair", s.Repair, "stop", "all")
 	c.oneOf("rows", s.Rows, "ours", "shared")
 	for role, column := range s.Columns {
 		if !slices.Contains(columnRoles, role) {

@@ -97,8 +97,10 @@ type Relay struct {
 	// MaxEvent is the size above which an event is not kept, but recorded as dead.
 	MaxEvent Size `env:"WALPOST_MAX_EVENT" type:"size" default:"16MiB" placeholder:"SIZE" help:"Largest event that is delivered; a larger one becomes a dead letter."`
 	// WALBudget is how much WAL debt may hold: a size, Unlimited, or Auto.
-	WALBudget Size     `name:"wal-budget" env:"WALPOST_WAL_BUDGET" type:"budget" default:"auto" placeholder:"SIZE" help:"WAL that a debtor may hold: a size, 0, unlimited, or auto (half of max_slot_wal_keep_size where the server sets it, else 10GiB)."`
-	Drain     Duration `env:"WALPOST_DRAIN" type:"duration" default:"20s" placeholder:"DURATION" help:"How long a stop may take to finish what is held."`
+	WALBudget Size `name:"wal-budget" env:"WALPOST_WAL_BUDGET" type:"budget" default:"auto" placeholder:"SIZE" help:"WAL that a debtor may hold: a size, 0, unlimited, or auto (half of max_slot_wal_keep_size where the server sets it, else 10GiB)."`
+	// OnLostSlot is "repair" or "stop".
+	OnLostSlot string   `env:"WALPOST_ON_LOST_SLOT" enum:"repair,stop" default:"repair" placeholder:"WHAT" help:"When the slot is lost or its stream may have a hole: repair sends every unpublished row from the table; stop says what may be missing and how to go on."`
+	Drain      Duration `env:"WALPOST_DRAIN" type:"duration" default:"20s" placeholder:"DURATION" help:"How long a stop may take to finish what is held."`
 
 	Flow `kong:"-"`
 }
@@ -118,7 +120,7 @@ func DefaultRelay(databaseURL string) Relay {
 		Database: Database{DatabaseURL: Secret(databaseURL)},
 		Slot:     "walpost", Publication: "walpost",
 		WindowEvents: 10_000, WindowBytes: 32 << 20, MaxEvent: 16 << 20,
-		WALBudget: Auto, Drain: Duration(20e9),
+		WALBudget: Auto, OnLostSlot: "repair", Drain: Duration(20e9),
 		Flow: Lessons(),
 	}
 }

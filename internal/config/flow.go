@@ -31,6 +31,9 @@ type Source struct {
 	Columns map[string]string `yaml:"columns,omitempty"`
 	// Mark is "auto" (set published_at where there is such a column) or "off".
 	Mark string `yaml:"mark,omitempty"`
+	// Repair is what a lost slot does to a source that is not marked, so that nobody knows which of its rows
+	// were delivered: "stop" and ask a person, or send "all" again.
+	Repair string `yaml:"repair,omitempty"`
 	// Rows is "ours" when only walpost deletes rows, else "shared".
 	Rows string `yaml:"rows,omitempty"`
 	// Retention is how long a published row is kept before walpost deletes it; 0 is for ever.
@@ -103,7 +106,7 @@ var LessonKinds = []string{"achievements", "analytics", "notifications", "recomm
 // Lessons is the flow of the learning platform: its own outbox and its four subscribers.
 func Lessons() Flow {
 	flow := Flow{Sources: []Source{{
-		Name: "lessons", Table: "public.outbox", Mark: "auto", Rows: "ours",
+		Name: "lessons", Table: "public.outbox", Mark: "auto", Repair: "stop", Rows: "ours",
 		Retention: Retention(7 * 24 * time.Hour),
 	}}}
 	for _, kind := range LessonKinds {
@@ -116,7 +119,7 @@ func Lessons() Flow {
 
 // defaultSource is what a source of the file is where it says nothing: other programs may delete from
 // its table, and walpost never does.
-func defaultSource() Source { return Source{Mark: "auto", Rows: "shared"} }
+func defaultSource() Source { return Source{Mark: "auto", Repair: "stop", Rows: "shared"} }
 
 func defaultSubscriber() Subscriber {
 	return Subscriber{

@@ -38,7 +38,7 @@ type Dispatcher struct {
 	maxEvent int
 	after    event.Position // the highest After of the routes
 	log      *slog.Logger
-	metrics  *metrics
+	metrics  *Metrics
 
 	tables    []*outbox.Table
 	decoder   *pgoutput.Decoder
@@ -81,10 +81,10 @@ const maxWanted = 1000
 // New makes a dispatcher for sources that are tables and sources of logical messages. epoch is the one of
 // the server that is streamed; of an event over maxEvent bytes only the reference to its row is kept.
 func New(tables []*outbox.Table, messages []*outbox.Source, routes []Route, tracker *ack.Tracker, epoch int32, maxEvent int,
-	reg prometheus.Registerer, log *slog.Logger) *Dispatcher {
+	metrics *Metrics, log *slog.Logger) *Dispatcher {
 	d := &Dispatcher{
 		messages: messages, routes: routes, tracker: tracker, epoch: epoch, maxEvent: maxEvent, log: log,
-		metrics: newMetrics(reg),
+		metrics: metrics,
 		sources: make(map[string]*source), gathered: make([][]*ack.Delivery, len(routes)),
 	}
 	for _, source := range messages {

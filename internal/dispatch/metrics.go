@@ -2,14 +2,16 @@ package dispatch
 
 import "github.com/prometheus/client_golang/prometheus"
 
-type metrics struct {
+// Metrics count what the stream brings. They outlive a dispatcher.
+type Metrics struct {
 	received         *prometheus.CounterVec
 	publishedInserts prometheus.Counter
 	ignoredMessages  prometheus.Counter
 }
 
-func newMetrics(reg prometheus.Registerer) *metrics {
-	m := &metrics{
+// NewMetrics registers them.
+func NewMetrics(reg prometheus.Registerer) *Metrics {
+	m := &Metrics{
 		received: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "walpost_events_received_total", Help: "Events taken in.",
 		}, []string{"source"}),

@@ -75,7 +75,7 @@ func newRigFor(t *testing.T, wants func(source, eventType string) bool, tables .
 		{Lane: &r.some, Wants: wants},
 	}
 	r.Dispatcher = dispatch.New(tables, []*outbox.Source{{Name: "emitted", Messages: "walpost"}}, routes,
-		r.tracker, epoch, 1<<20, r.registry, slog.New(slog.DiscardHandler))
+		r.tracker, epoch, 1<<20, dispatch.NewMetrics(r.registry), slog.New(slog.DiscardHandler))
 	return r
 }
 

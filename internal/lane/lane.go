@@ -226,7 +226,7 @@ func (l *Lane) Run(ctx context.Context, drain time.Duration) error {
 	}()
 
 	<-ctx.Done()
-	l.drain(drain)
+	l.drain(drain, errors.Is(context.Cause(ctx), ErrYield))
 	closeDesk()
 	<-closed
 	abandon(errDrained)
@@ -234,13 +234,18 @@ func (l *Lane) Run(ctx context.Context, drain time.Duration) error {
 	return errors.Join(err, d.close())
 }
 
+// ErrYield, as the cause of the end of Run's context, lets nothing more be handed over: what is in a handler
+// ends, and the rest is recorded as owed where that still can be.
+var ErrYield = errors.New("what is in memory yields to the database")
+
 // errDrained is the cause of a handler's context after the drain.
 var errDrained = errors.New("the relay stops and its drain time is over")
 
 // drain waits until nothing is left that could finish without a wait for a backoff, or the time is over.
-func (l *Lane) drain(limit time.Duration) {
+func (l *Lane) drain(limit time.Duration, yield bool) {
 	l.mu.Lock()
 	l.draining = true
+	l.running = !yield
 	for _, q := range l.keys {
 		l.giveUp(q) // what is owed is recorded; it does not have to be sent now
 	}
@@ -268,7 +273,7 @@ func (l *Lane) drain(limit time.Duration) {
 func (l *Lane) drained() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return len(l.calls) == l.overdue && (l.ready.empty() || l.breaker.open)
+	return len(l.calls) == l.overdue && (l.ready.empty() || l.breaker.open || !l.running)
 }
 
 // awaitHandlers gives cancelled handlers a moment to return.

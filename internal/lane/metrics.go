@@ -80,9 +80,10 @@ func NewVectors(reg prometheus.Registerer) *Vectors {
 	return v
 }
 
-// For returns the metrics of one subscriber, all present from the start.
+// For returns the metrics of one subscriber, all present from the start. What they showed of an earlier lane
+// of it is over; its counters go on.
 func (v *Vectors) For(subscriber string) *Metrics {
-	return &Metrics{
+	m := &Metrics{
 		delivered:   v.deliveries.WithLabelValues(subscriber, "delivered"),
 		failed:      v.deliveries.WithLabelValues(subscriber, "failed"),
 		dead:        v.deliveries.WithLabelValues(subscriber, "dead"),
@@ -97,4 +98,8 @@ func (v *Vectors) For(subscriber string) *Metrics {
 		recorded:    v.recorded.WithLabelValues(subscriber),
 		debtErrors:  v.debtErrors.WithLabelValues(subscriber),
 	}
+	for _, gauge := range []prometheus.Gauge{m.open, m.overdue, m.breakerOpen, m.inDebt, m.keysInDebt} {
+		gauge.Set(0)
+	}
+	return m
 }

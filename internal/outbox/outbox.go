@@ -24,6 +24,9 @@ type Source struct {
 	Columns Columns
 	// Mark lets the relay set the published column, where the table has one.
 	Mark bool
+	// RepairAll sends all rows that the table has after the slot was lost, where nothing marks those that
+	// were delivered; else such a repair is refused.
+	RepairAll bool
 	// Ours says that nobody but walpost's own retention deletes rows, so that debt may point to them.
 	Ours bool
 	// Retention is how long a published row stays; 0 keeps it for ever.

@@ -90,3 +90,19 @@ func (t *Table) readSQL(condition string, tracked bool) string {
 	return "SELECT " + strings.Join(t.used(), ", ") + ", " + committed +
 		" FROM " + t.sql() + " t WHERE " + condition + " ORDER BY " + strings.Join(order, ", ")
 }
+
+// CountUnpublished counts the rows of the tables that wait. A table without a published column has none.
+func CountUnpublished(ctx context.Context, db DB, tables []*Table) (int64, error) {
+	var all int64
+	for _, t := range tables {
+		if t.Published == "" {
+			continue
+		}
+		var n int64
+		if err := db.QueryRow(ctx, "SELECT count(*) FROM "+t.sql()+" t WHERE "+t.unpublished()).Scan(&n); err != nil {
+			return 0, fmt.Errorf("count unpublished rows of %s: %w", t.Source.relation(), err)
+		}
+		all += n
+	}
+	return all, nil
+}

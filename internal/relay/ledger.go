@@ -71,6 +71,9 @@ func (l *tableLedger) write(ctx context.Context, marks map[string][]pendingMark,
 		}
 		return l.confirm(ctx, tx, confirm)
 	})
+	if err == nil {
+		l.fence.Recorded(confirm)
+	}
 	return elsewhere, err
 }
 

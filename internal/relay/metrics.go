@@ -8,12 +8,15 @@ import (
 	"github.com/backendstart/walpost/internal/debt"
 )
 
-type recordMetrics struct {
+// metrics outlive the rooms, which are built anew after a repair.
+type metrics struct {
 	elsewhere, failures prometheus.Counter
+	repairs             *prometheus.CounterVec
+	owed                *prometheus.GaugeVec
 }
 
-func newRecordMetrics(reg prometheus.Registerer) *recordMetrics {
-	m := &recordMetrics{
+func newMetrics(reg prometheus.Registerer) *metrics {
+	m := &metrics{
 		elsewhere: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "walpost_marked_elsewhere_total",
 			Help: "Rows that were published already when they were to be marked.",
@@ -22,17 +25,24 @@ func newRecordMetrics(reg prometheus.Registerer) *recordMetrics {
 			Name: "walpost_record_errors_total",
 			Help: "Writes of marks and of the confirmed position that failed; nothing is confirmed until one works.",
 		}),
+		repairs: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "walpost_repairs_total",
+			Help: "Repairs from the table, by kind: anew (the slot was lost) or kept (the slot is there, and its stream may have a hole).",
+		}, []string{"kind"}),
+		owed: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "walpost_owed", Help: "Deliveries in walpost.owed: waiting are sent by themselves, dead wait for a person.",
+		}, []string{"subscriber", "state"}),
 	}
-	reg.MustRegister(m.elsewhere, m.failures)
+	for _, kind := range []string{slotAnew, slotKept} { // there before the first one
+		m.repairs.WithLabelValues(kind)
+	}
+	reg.MustRegister(m.elsewhere, m.failures, m.repairs, m.owed)
 	return m
 }
 
 // registerMetrics registers what is computed when somebody looks.
 func (r *Relay) registerMetrics() {
-	r.owedGauge = prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "walpost_owed", Help: "Deliveries in walpost.owed: waiting are sent by themselves, dead wait for a person.",
-	}, []string{"subscriber", "state"})
-	r.Registry.MustRegister(r.owedGauge, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+	r.Registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "walpost_open_bytes", Help: "Size of the events received and not yet recorded as finished.",
 	}, func() float64 { return float64(r.Progress().OpenBytes) }))
 	for i, sub := range r.Subscriptions {
@@ -87,7 +97,7 @@ func (r *Relay) showOwed(counts []debt.Count) {
 					number = c.Number
 				}
 			}
-			r.owedGauge.WithLabelValues(name.Subscriber.Name(), state).Set(float64(number))
+			r.metrics.owed.WithLabelValues(name.Subscriber.Name(), state).Set(float64(number))
 		}
 	}
 }

@@ -334,8 +334,8 @@ func startProcess(server *modelServer, subs []*modelSubscriber, budget int64, pl
 		names = append(names, sub.name)
 		routes = append(routes, dispatch.Route{Lane: l, Wants: func(string, string) bool { return true }, After: after[sub.name]})
 	}
-	d := dispatch.New(nil, []*outbox.Source{{Name: "model", Messages: "m"}}, routes, p.tracker, 1, 1<<20, reg, log)
-	rec := &recorder{ledger: modelLedger{p}, tracker: p.tracker, log: log, metrics: newRecordMetrics(reg),
+	d := dispatch.New(nil, []*outbox.Source{{Name: "model", Messages: "m"}}, routes, p.tracker, 1, 1<<20, dispatch.NewMetrics(reg), log)
+	rec := &recorder{ledger: modelLedger{p}, tracker: p.tracker, log: log, metrics: newMetrics(reg),
 		names: names, budget: budget, received: at, recorded: confirmed}
 
 	var lanesDone, others sync.WaitGroup

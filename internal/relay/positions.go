@@ -10,7 +10,6 @@ import (
 
 	"github.com/backendstart/walpost/internal/ack"
 	"github.com/backendstart/walpost/internal/event"
-	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/wal"
 )
@@ -167,7 +166,7 @@ func (r *Relay) recordRetained(ctx context.Context, s *session, subscriber int) 
 	r.Log.Info("subscriber is new to this slot and starts at the beginning", "subscriber", name)
 	var rows int64
 	err := postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) (err error) {
-		rows, err = r.recordRows(ctx, tx, s, "", (*outbox.Table).Retained, func(i int) bool { return i == subscriber })
+		rows, err = r.recordRows(ctx, tx, s, recording{retained: true, meant: func(i int) bool { return i == subscriber }})
 		return err
 	})
 	if err == nil {

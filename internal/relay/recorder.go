@@ -2,11 +2,13 @@ package relay
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"sync"
 	"time"
 
 	"github.com/backendstart/walpost/internal/ack"
+	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/outbox"
@@ -33,7 +35,8 @@ type recorder struct {
 	ledger  ledger
 	tracker *ack.Tracker
 	log     *slog.Logger
-	metrics *recordMetrics
+	metrics *metrics
+	stop    context.CancelCauseFunc // ends the run when this is not our database, or not ours to write to, any more
 
 	names    []string         // of the subscribers
 	budget   int64            // bytes of WAL that debt may hold
@@ -120,6 +123,13 @@ func (r *recorder) record(ctx context.Context, last bool) {
 			}
 			r.recorded = confirm
 			r.tracker.Recorded(settled, confirm)
+			return
+		}
+		if lost := errors.Is(err, debt.ErrChanged) || errors.Is(err, debt.ErrFenced); lost {
+			if why := asChanged(err); why != nil {
+				err = why
+			}
+			r.stop(err)
 			return
 		}
 		if ctx.Err() != nil {

@@ -40,6 +40,8 @@ type Options struct {
 	// WALBudget is how many bytes of WAL debt may hold: 0 none, Unlimited for always, Auto for what the
 	// server's max_slot_wal_keep_size allows.
 	WALBudget int64
+	// StopOnLostSlot refuses to repair: a person decides how to go on.
+	StopOnLostSlot bool
 	// Drain is how long a stop waits for what is in hand.
 	Drain    time.Duration
 	Registry prometheus.Registerer
@@ -72,18 +74,19 @@ func (s Subscription) wants(source, eventType string) bool {
 // Relay delivers the events of one slot. Run may be called once; Health and Progress at any time.
 type Relay struct {
 	Options
-	fence   *debt.Fence
-	owed    *debt.Store
-	wal     *wal.Metrics
-	lanes   []*lane.Lane
-	vectors *lane.Vectors
-	// owedGauge counts what is owed
-	owedGauge *prometheus.GaugeVec
-	attempts  *Attempts
+	fence    *debt.Fence
+	owed     *debt.Store
+	wal      *wal.Metrics
+	vectors  *lane.Vectors
+	dispatch *dispatch.Metrics
+	metrics  *metrics
+	attempts *Attempts
 
 	mu       sync.Mutex
 	state    State            // guarded by mu
 	problem  string           // why it does not stream; guarded by mu
+	trouble  string           // what watch has found; guarded by mu
+	lanes    []*lane.Lane     // guarded by mu
 	tracker  *ack.Tracker     // nil before the first session; guarded by mu
 	recorder *recorder        // the same
 	moved    movement         // guarded by mu
@@ -98,6 +101,8 @@ func New(o Options) *Relay {
 		wal:      wal.NewMetrics(o.Registry),
 		vectors:  lane.NewVectors(o.Registry),
 		attempts: NewAttempts(remembered, time.Now()),
+		dispatch: dispatch.NewMetrics(o.Registry),
+		metrics:  newMetrics(o.Registry),
 		state:    Starting,
 	}
 	r.owed = debt.NewStore(o.Pool, o.Slot).Within(r.fence).Limit(o.MaxEvent)
@@ -113,42 +118,73 @@ func (r *Relay) Run(ctx context.Context) error {
 	return err
 }
 
+// run lives as long as the slot and the database are what they were, then builds everything anew: memory
+// yields to the database.
 func (r *Relay) run(ctx context.Context) error {
-	first, err := r.openUntilReady(ctx, r.open)
-	if err != nil || first == nil {
-		return err
+	var (
+		why     *changed
+		careful bool
+		found   *suspect
+	)
+	for lives := 1; ; lives++ {
+		s, err := r.openUntilReady(ctx, func(ctx context.Context) (*session, error) { return r.open(ctx, why) })
+		if err != nil || s == nil {
+			return err
+		}
+		if lives == 1 {
+			var unclean int
+			if unclean, found, err = r.countStart(ctx); err != nil {
+				s.conn.Close()
+				return err
+			}
+			careful = unclean >= uncleanLimit
+		}
+		begun := time.Now()
+		if why, err = r.live(ctx, s, careful, found); why == nil {
+			if err == nil {
+				last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastRecord)
+				defer cancel()
+				r.endClean(last)
+			}
+			return err
+		}
+		r.Log.Warn("what is in memory does not fit the database any more; everything is read anew", "reason", why.reason)
+		if time.Since(begun) < steady {
+			pause(ctx, reconnect.Wait(lives))
+		}
 	}
-	unclean, found, err := r.countStart(ctx)
-	if err != nil {
-		first.conn.Close()
-		return err
-	}
+}
+
+// live runs the rooms until ctx ends or a person must act; or until something has changed, and says what.
+func (r *Relay) live(ctx context.Context, first *session, careful bool, found *suspect) (*changed, error) {
 	// What ends the run for any reason ends it softly: what is in hand is finished and recorded.
 	run, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	parts := r.build(first, unclean >= uncleanLimit, found)
+	parts := r.build(first, careful, found, stop)
 	ended := parts.start(run, r, func(ctx context.Context) { r.watch(ctx, first, stop) })
 
-	err = r.stream(run, first, parts)
+	err := r.stream(run, first, parts)
+	why := asChanged(err)
+	if ctx.Err() == nil && why == nil {
+		why = asChanged(context.Cause(run)) // what watch or the recorder has found
+	}
+	if why != nil && ctx.Err() == nil {
+		r.setState(Repairing, why)
+		stop(why)
+		if err := <-ended; err != nil {
+			r.Log.Error("a handler does not end; it is left behind", "err", err)
+		}
+		return why, nil
+	}
+	if why != nil {
+		err = nil // the next start finds it
+	}
 	r.setState(Stopping, err)
 	stop(nil)
 	if setup := (*wal.SetupError)(nil); err == nil && (errors.As(context.Cause(run), &setup) || errors.Is(context.Cause(run), debt.ErrFenced)) {
-		err = context.Cause(run) // what watch has found
+		err = context.Cause(run)
 	}
-	err = errors.Join(err, <-ended)
-	if err == nil {
-		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastRecord)
-		defer cancel()
-		r.endClean(last)
-	}
-	return err
-}
-
-// built reports whether the rooms were made: then they hold events of the slot as it was.
-func (r *Relay) built() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.tracker != nil
+	return nil, errors.Join(err, <-ended)
 }
 
 // parts are the rooms between reception and confirmation. They outlive connections.
@@ -163,7 +199,10 @@ type parts struct {
 
 // build makes the rooms for the slot as it was found. After several unclean ends of the process one event
 // at a time is handed over, and found is the one that was in hand at the last of them.
-func (r *Relay) build(s *session, careful bool, found *suspect) *parts {
+//
+// What must end the run is told to stop.
+func (r *Relay) build(s *session, careful bool, found *suspect, stop context.CancelCauseFunc) *parts {
+	r.wal.Restart(s.confirmed)
 	if careful {
 		r.Log.Warn("the process ended several times without progress; handing over one event at a time until the next start", "suspect", found)
 	}
@@ -198,11 +237,11 @@ func (r *Relay) build(s *session, careful bool, found *suspect) *parts {
 		p.lanes = append(p.lanes, l)
 		routes[i] = dispatch.Route{Lane: l, Wants: sub.wants, After: s.after[i]}
 	}
-	p.dispatch = dispatch.New(s.tables, r.messageSources(), routes, tracker, s.epoch, r.MaxEvent, r.Registry, r.Log)
+	p.dispatch = dispatch.New(s.tables, r.messageSources(), routes, tracker, s.epoch, r.MaxEvent, r.dispatch, r.Log)
 	p.ledger = &tableLedger{pool: r.Pool, slot: r.Slot, fence: r.fence}
 	p.ledger.tables.Use(s.tables)
 	p.recorder = &recorder{
-		ledger: p.ledger, tracker: tracker, log: r.Log, metrics: newRecordMetrics(r.Registry),
+		ledger: p.ledger, tracker: tracker, log: r.Log, metrics: r.metrics, stop: stop,
 		names: r.names(), budget: s.budget, received: r.wal.Received, recorded: s.confirmed,
 	}
 	r.mu.Lock()
@@ -251,6 +290,9 @@ func (r *Relay) stream(ctx context.Context, s *session, p *parts) error {
 		if ctx.Err() != nil {
 			return r.whileStopping(err)
 		}
+		if errors.Is(err, wal.ErrMissing) {
+			return &changed{reason: err.Error(), anew: true}
+		}
 		if final(err) != nil {
 			return err
 		}
@@ -261,7 +303,8 @@ func (r *Relay) stream(ctx context.Context, s *session, p *parts) error {
 		wait := reconnect.Wait(short)
 		r.Log.Warn("the stream broke, will open it again", "wait", wait, "err", err)
 		pause(ctx, wait)
-		if s, err = r.openUntilReady(ctx, r.reopener(s)); err != nil || s == nil {
+		last := s
+		if s, err = r.openUntilReady(ctx, func(ctx context.Context) (*session, error) { return r.reopen(ctx, last) }); err != nil || s == nil {
 			return err
 		}
 		p.dispatch.Connected(s.tables)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/outbox"
@@ -20,15 +21,41 @@ import (
 // session is one replication connection and what was found when it was opened.
 type session struct {
 	conn        *wal.Conn
+	slot        *wal.Slot // as it was found, nil if there was none
+	record      *record   // what was known of it, nil if nothing
+	mended      wal.Mended
 	system      wal.System
 	epoch       int32
 	confirmed   event.LSN // where the slot stands
 	fingerprint string
 	tables      []*outbox.Table
 	budget      int64            // bytes of WAL that debt may hold
-	created     bool             // this session made the slot
 	horizon     event.LSN        // end of the WAL when we took the lead
-	after       []event.Position // by subscriber: what it needs begins after it
+	after       []event.Position // by subscriber: what it needs begins after it; nil until it is known
+}
+
+// changed is why what is in memory does not fit the slot or the database any more. Then it yields: the rooms
+// end what is in a handler, and are built anew from what the database says.
+type changed struct {
+	reason string
+	// anew: the slot is there and brings no more what it should, so it has to be made anew.
+	anew bool
+}
+
+func (c *changed) Error() string { return c.reason }
+
+// Is lets lanes know it as a reason to hand nothing more over.
+func (c *changed) Is(target error) bool { return target == lane.ErrYield }
+
+func asChanged(err error) *changed {
+	var c *changed
+	switch {
+	case errors.As(err, &c):
+		return c
+	case errors.Is(err, debt.ErrChanged):
+		return &changed{reason: err.Error()}
+	}
+	return nil
 }
 
 // waits between attempts to reach Postgres.
@@ -71,6 +98,12 @@ func (r *Relay) openUntilReady(ctx context.Context, open func(context.Context) (
 func final(err error) error {
 	var setup *wal.SetupError
 	switch {
+	case asChanged(err) != nil:
+		return err
+	case errors.Is(err, outbox.ErrNoTable): // while it is made anew under its old name
+		return nil
+	case errors.Is(err, wal.ErrStandby): // in a failover
+		return nil
 	case err == nil, errors.Is(err, wal.ErrSlotInUse), errors.Is(err, wal.ErrShutdown), errors.Is(err, wal.ErrConnection):
 		return nil
 	case errors.As(err, &setup), errors.Is(err, migrations.ErrBehind), errors.Is(err, migrations.ErrAhead):
@@ -81,43 +114,12 @@ func final(err error) error {
 	return err
 }
 
-// open prepares everything in the only right order: checks, tables, publication, slot. (POSTGRES §4: what
-// is found, and what is done)
-func (r *Relay) open(ctx context.Context) (_ *session, err error) {
-	s := &session{}
-	// Only the making of a slot may take long.
-	checks, cancel := context.WithTimeout(ctx, statementLimit)
-	defer cancel()
-	if err := migrations.Check(checks, r.Pool, migrations.Walpost); err != nil {
-		return nil, err
-	}
-	slot, err := wal.FindSlot(checks, r.Pool, r.Slot)
+// open prepares everything in the only right order: checks, tables, publication, slot, and makes or repairs
+// what is missing. why is the change after which everything is opened anew, nil at the start. (POSTGRES §4:
+// what is found, and what is done)
+func (r *Relay) open(ctx context.Context, why *changed) (_ *session, err error) {
+	s, err := r.look(ctx, true)
 	if err != nil {
-		return nil, err
-	}
-	if err := wal.Preflight(checks, r.Pool, slot != nil); err != nil {
-		return nil, err
-	}
-	if slot != nil {
-		if err := slot.Check(); err != nil {
-			return nil, err
-		}
-		if slot.Active && slot.Confirmed != 0 {
-			// Nothing is touched that belongs to whoever reads it. After a broken connection that can be
-			// our own last session, until the server notices.
-			return nil, fmt.Errorf("%w: pid %d", wal.ErrSlotInUse, slot.ActivePID)
-		}
-	}
-	if s.tables, err = r.inspect(checks); err != nil {
-		return nil, err
-	}
-	if err := wal.EnsurePublication(checks, r.Pool, r.Publication, tableNames(s.tables), slot != nil); err != nil {
-		return nil, err
-	}
-	if s.fingerprint, err = outbox.Fingerprint(checks, r.Pool, r.Publication, r.Sources); err != nil {
-		return nil, err
-	}
-	if s.conn, err = wal.Connect(checks, r.ReplicationURL, "walpost/"+r.Slot); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -125,32 +127,13 @@ func (r *Relay) open(ctx context.Context) (_ *session, err error) {
 			s.conn.Close()
 		}
 	}()
-	if s.system, err = s.conn.Identify(checks); err != nil {
-		return nil, err
-	}
-	record, err := loadRecord(checks, r.Pool, r.Slot)
-	if err != nil {
-		return nil, err
-	}
-	if r.built() && record != nil && record.confirmed < r.tracker.Confirmed() {
-		return nil, r.resetAdvice(fmt.Sprintf("the database has gone back: it knows %v as confirmed of slot %q, we had recorded %v", record.confirmed, r.Slot, r.tracker.Confirmed()))
-	}
-	if s.budget = r.WALBudget; s.budget == Auto {
-		if s.budget, err = wal.DefaultBudget(checks, r.Pool); err != nil {
-			return nil, err
-		}
-	}
-	r.owed.Use(s.tables)
-	if err := r.findOrCreateSlot(ctx, s, slot, record); err != nil {
+	if err := r.findOrMakeSlot(ctx, s, why); err != nil {
 		return nil, err
 	}
 	taking, cancel := context.WithTimeout(ctx, statementLimit)
 	defer cancel()
 	if err := s.conn.Start(taking, r.Slot, r.Publication); err != nil {
 		return nil, err
-	}
-	if r.built() {
-		return s, r.fence.Check(taking, r.Pool)
 	}
 	// Only now, with the slot in hand, is what the subscribers have and owe ours to read: nothing that an
 	// earlier process has left on the server can change it any more.
@@ -160,10 +143,126 @@ func (r *Relay) open(ctx context.Context) (_ *session, err error) {
 	if s.horizon, err = wal.End(taking, r.Pool); err != nil {
 		return nil, err
 	}
-	if s.created {
+	if s.after != nil {
 		return s, nil
 	}
 	return s, r.startPositions(taking, s)
+}
+
+// reopen opens the next session after one that broke. In between the server may have become another one, or
+// the slot another slot, and the rooms hold events of the one that was: then the error is a changed.
+func (r *Relay) reopen(ctx context.Context, last *session) (_ *session, err error) {
+	s, err := r.look(ctx, false)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			s.conn.Close()
+		}
+	}()
+	switch {
+	case s.record == nil || s.record.state != ready || s.record.confirmed < r.tracker.Confirmed():
+		return nil, &changed{reason: "the database has gone back: it does not know what was recorded"}
+	case s.slot == nil:
+		return nil, &changed{reason: "the slot is gone"}
+	case s.system != last.system:
+		return nil, &changed{reason: fmt.Sprintf("the connection leads to another server or timeline (%s/%d, now %s/%d)",
+			last.system.ID, last.system.Timeline, s.system.ID, s.system.Timeline)}
+	}
+	if err := r.published(ctx, s.tables, last.fingerprint, s.fingerprint); err != nil {
+		return nil, err
+	}
+	s.record.fingerprint = s.fingerprint
+	if trouble, err := r.diagnose(ctx, s, nil); err != nil || trouble != nil {
+		if err == nil {
+			err = &changed{reason: trouble.reason}
+		}
+		return nil, err
+	}
+	s.epoch, s.confirmed = s.record.epoch, s.slot.Confirmed
+	taking, cancel := context.WithTimeout(ctx, statementLimit)
+	defer cancel()
+	if err := s.conn.Start(taking, r.Slot, r.Publication); err != nil {
+		return nil, err
+	}
+	return s, r.fence.Check(taking, r.Pool)
+}
+
+// look connects and finds out what there is. It makes nothing, except that with mend it makes or completes
+// the publication.
+func (r *Relay) look(ctx context.Context, mend bool) (_ *session, err error) {
+	ctx, cancel := context.WithTimeout(ctx, statementLimit)
+	defer cancel()
+	s := &session{}
+	if err := migrations.Check(ctx, r.Pool, migrations.Walpost); err != nil {
+		return nil, err
+	}
+	if s.slot, err = wal.FindSlot(ctx, r.Pool, r.Slot); err != nil {
+		return nil, err
+	}
+	if err := wal.Preflight(ctx, r.Pool, s.slot != nil); err != nil {
+		return nil, err
+	}
+	if s.slot != nil {
+		if err := s.slot.Check(); err != nil {
+			return nil, err
+		}
+		if s.slot.Active && s.slot.Confirmed != 0 {
+			// Nothing is touched that belongs to whoever reads it. After a broken connection that can be
+			// our own last session, until the server notices.
+			return nil, fmt.Errorf("%w: pid %d", wal.ErrSlotInUse, s.slot.ActivePID)
+		}
+	}
+	if s.record, err = loadRecord(ctx, r.Pool, r.Slot); err != nil {
+		return nil, err
+	}
+	if mend {
+		if err := r.ensurePublication(ctx, s); err != nil {
+			return nil, err
+		}
+	}
+	s.fingerprint, err = outbox.Fingerprint(ctx, r.Pool, r.Publication, r.Sources)
+	if errors.Is(err, outbox.ErrNoPublication) {
+		return nil, &changed{reason: err.Error()}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if s.tables, err = r.inspect(ctx); err != nil {
+		return nil, err
+	}
+	if s.budget = r.WALBudget; s.budget == Auto {
+		if s.budget, err = wal.DefaultBudget(ctx, r.Pool); err != nil {
+			return nil, err
+		}
+	}
+	if s.conn, err = wal.Connect(ctx, r.ReplicationURL, "walpost/"+r.Slot); err != nil {
+		return nil, err
+	}
+	if s.system, err = s.conn.Identify(ctx); err != nil {
+		s.conn.Close()
+		return nil, err
+	}
+	r.owed.Use(s.tables)
+	return s, nil
+}
+
+// ensurePublication makes or completes the publication.
+func (r *Relay) ensurePublication(ctx context.Context, s *session) (err error) {
+	if s.tables, err = r.inspect(ctx); err != nil {
+		return err
+	}
+	s.mended, err = wal.EnsurePublication(ctx, r.Pool, r.Publication, tableNames(s.tables), s.slot != nil, s.record != nil)
+	switch {
+	case err != nil:
+		return err
+	case s.mended.Made && s.slot != nil:
+		r.Log.Warn("the publication was gone; it is made again", "publication", r.Publication)
+	case len(s.mended.Added) > 0:
+		r.Log.Warn("the publication did not carry all tables any more; they are added again", "publication", r.Publication, "tables", s.mended.Added)
+	}
+	return nil
 }
 
 // holder names this process.
@@ -173,61 +272,6 @@ func (r *Relay) holder() string {
 		host = "unknown"
 	}
 	return fmt.Sprintf("%s/%d", host, os.Getpid())
-}
-
-// findOrCreateSlot compares the slot that the server has with what we know about it.
-func (r *Relay) findOrCreateSlot(ctx context.Context, s *session, slot *wal.Slot, record *record) error {
-	switch {
-	case slot == nil && record == nil:
-		return r.createSlot(ctx, s, 1)
-	case record != nil && record.state == creating:
-		// No row has been taken from it yet.
-		if err := r.discardHalfMade(ctx, slot); err != nil {
-			return err
-		}
-		return r.createSlot(ctx, s, record.epoch)
-	case slot == nil:
-		r.Log.Error("the slot is gone; making it anew and sending the unpublished rows of the tables", "slot", r.Slot, "confirmed", record.confirmed)
-		return r.createSlot(ctx, s, record.nextEpoch(s.system))
-	case record == nil:
-		return &wal.SetupError{
-			Problem: fmt.Sprintf("slot %q exists, but walpost did not make it", r.Slot),
-			Mend:    "choose another name with --slot (WALPOST_SLOT), or drop it if nobody uses it: SELECT pg_drop_replication_slot(" + quoteLiteral(r.Slot) + ")"}
-	case slot.Lost():
-		return r.resetAdvice(fmt.Sprintf("slot %q is lost: the server has removed WAL that it needed (wal_status %q %s)", r.Slot, slot.WALStatus, slot.Invalidation))
-	case record.system != s.system:
-		return r.resetAdvice(fmt.Sprintf("this is not the server or timeline that slot %q was read from (%s/%d, now %s/%d)",
-			r.Slot, record.system.ID, record.system.Timeline, s.system.ID, s.system.Timeline))
-	case slot.Confirmed > record.confirmed:
-		return r.resetAdvice(fmt.Sprintf("slot %q stands at %v, beyond the %v that walpost recorded: somebody else moved it", r.Slot, slot.Confirmed, record.confirmed))
-	case record.fingerprint != s.fingerprint:
-		return r.resetAdvice("what the publication carries was changed: rows may be missing from the stream")
-	}
-	s.epoch, s.confirmed = record.epoch, slot.Confirmed
-	return nil
-}
-
-// resetAdvice stops the relay where the stream may have a hole. The outbox table is the truth: a slot
-// that is made anew begins with the unpublished rows, so nothing is lost.
-func (r *Relay) resetAdvice(problem string) error {
-	return &wal.SetupError{Problem: problem,
-		Mend: fmt.Sprintf("drop the slot (SELECT pg_drop_replication_slot(%s)) and start again: the slot is made anew and every unpublished row of the tables is sent first", quoteLiteral(r.Slot))}
-}
-
-// reopener opens the next session after one that broke. In between the server may have become another
-// one, so all is checked again; but the rooms are built for the slot as it was.
-func (r *Relay) reopener(last *session) func(context.Context) (*session, error) {
-	return func(ctx context.Context) (*session, error) {
-		s, err := r.open(ctx)
-		if err != nil {
-			return nil, err
-		}
-		if s.system != last.system {
-			s.conn.Close()
-			return nil, r.resetAdvice("the connection now leads to another server or timeline")
-		}
-		return s, nil
-	}
 }
 
 // inspect looks up the tables of the sources.

@@ -127,11 +127,6 @@ func TestRelay_leavesSlotsOfOthersAlone(t *testing.T) {
 			mustExec(t, session(t, db.DSN), `SELECT pg_create_logical_replication_slot($1, 'pgoutput', true)`, db.Name)
 			return []string{"temporary"}
 		},
-		"made by hand": func(_ *testing.T, db *testdb.DB) []string {
-			db.Exec(`CREATE PUBLICATION walpost FOR TABLE outbox`)
-			db.Exec(`SELECT pg_create_logical_replication_slot($1, 'pgoutput')`, db.Name)
-			return []string{"did not make it", "--slot"}
-		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -201,55 +196,4 @@ func TestRelay_waitsForPostgresAndSaysSo(t *testing.T) {
 	db.Pool.Reset()
 	insert(db, "e", "a")
 	sub.AwaitDelivered(t, 1)
-}
-
-// A slot that the server gave up, or that somebody moved, is no slot to go on with in silence.
-func TestRelay_stopsWithWordsWhenItsSlotIsNotWhereItLeftIt(t *testing.T) {
-	t.Parallel()
-	for name, spoil := range map[string]func(db *testdb.DB) (words []string){
-		"moved on": func(db *testdb.DB) []string {
-			insert(db, "skipped", "a")
-			db.Exec(`SELECT pg_replication_slot_advance($1, pg_current_wal_lsn())`, db.Name)
-			return []string{"somebody else moved it", "pg_drop_replication_slot"}
-		},
-		"publication made anew": func(db *testdb.DB) []string {
-			db.Exec(`DROP PUBLICATION walpost`)
-			db.Exec(`CREATE PUBLICATION walpost FOR TABLE outbox`)
-			return []string{"publication", "pg_drop_replication_slot"}
-		},
-		"publication dropped": func(db *testdb.DB) []string {
-			db.Exec(`DROP PUBLICATION walpost`)
-			return []string{"publication", "does not exist"}
-		},
-		"another system": func(db *testdb.DB) []string {
-			db.Exec(`UPDATE walpost.slots SET system_id = '1'`)
-			return []string{"not the server or timeline", "pg_drop_replication_slot"}
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			db := testdb.New(t)
-			first := subscribertest.Recording()
-			r := streaming(t, options(t, db, first))
-			insert(db, "e", "a")
-			first.AwaitDelivered(t, 1)
-			r.shutDown()
-			words := spoil(db)
-			insert(db, "later", "a")
-			none := subscribertest.Recording()
-			wantWords(t, start(t, options(t, db, none)).refused(), words...)
-			if got := none.Calls(); len(got) != 0 {
-				t.Errorf("handed over %v from a slot that may have a hole", got)
-			}
-
-			// What the message advises loses nothing.
-			db.Exec(`SELECT pg_drop_replication_slot($1)`, db.Name)
-			waiting := db.Texts(`SELECT event_id FROM outbox WHERE published_at IS NULL`)
-			sub := subscribertest.Recording()
-			streaming(t, options(t, db, sub))
-			if got := sub.AwaitDelivered(t, len(waiting)); !same(got, waiting) {
-				t.Errorf("delivered %v, want %v", got, waiting)
-			}
-		})
-	}
 }

@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/backendstart/walpost/internal/debt"
@@ -19,19 +20,26 @@ const (
 // watch looks at the slot, the publication and the debt from outside the stream, so that their figures
 // do not vanish while the slot is idle, and a change that the stream does not tell is noticed.
 func (r *Relay) watch(ctx context.Context, s *session, stop context.CancelCauseFunc) {
+	fingerprint := s.fingerprint
 	ticker := time.NewTicker(watchInterval)
 	defer ticker.Stop()
 	for {
 		limited, cancel := context.WithTimeout(ctx, statementLimit)
 		r.observe(limited)
-		err := r.publicationChanged(limited, s.fingerprint)
-		if lead := r.fence.Check(limited, r.Pool); errors.Is(lead, debt.ErrFenced) {
-			err = lead
-		}
+		var err error
+		fingerprint, err = r.publicationChanged(limited, s.tables, fingerprint)
+		lead := r.fence.Check(limited, r.Pool)
 		cancel()
-		if err != nil {
-			stop(err)
-			return
+		// Any other error here is one of the stream as well, and told there.
+		for _, err := range []error{lead, err} {
+			if why := asChanged(err); why != nil {
+				stop(why)
+				return
+			}
+			if errors.Is(err, debt.ErrFenced) {
+				stop(err)
+				return
+			}
 		}
 		select {
 		case <-ticker.C:
@@ -57,13 +65,72 @@ func (r *Relay) observe(ctx context.Context) {
 }
 
 // publicationChanged compares what the publication carries with what it carried when the stream began. A
-// table that was taken off it and put back leaves a hole that no message of the stream tells.
-func (r *Relay) publicationChanged(ctx context.Context, fingerprint string) error {
+// table that was taken off it and put back, or made anew under its name, leaves a hole that no message of
+// the stream tells.
+// It returns what to compare with the next time.
+func (r *Relay) publicationChanged(ctx context.Context, tables []*outbox.Table, before string) (string, error) {
 	now, err := outbox.Fingerprint(ctx, r.Pool, r.Publication, r.Sources)
-	if err != nil || now == fingerprint {
-		return nil // an error here is one of the stream as well, and told there
+	switch {
+	case errors.Is(err, outbox.ErrNoPublication):
+		return before, &changed{reason: err.Error()}
+	case errors.Is(err, outbox.ErrNoTable): // perhaps it is made anew in a moment
+		r.setTrouble(err.Error() + ": nothing comes from it; when it is there again, its unpublished rows are sent")
+		return before, nil
+	case err != nil:
+		return before, err
 	}
-	return r.resetAdvice("what the publication carries was changed while it was streamed: rows may be missing from the stream")
+	r.setTrouble("")
+	if err := r.published(ctx, tables, before, now); err != nil {
+		return before, err
+	}
+	return now, nil
+}
+
+func (r *Relay) setTrouble(trouble string) {
+	r.mu.Lock()
+	before := r.trouble
+	r.trouble = trouble
+	r.mu.Unlock()
+	if trouble != "" && trouble != before {
+		r.Log.Error("the relay is not well", "problem", trouble)
+	}
+}
+
+// published compares two fingerprints. What differs is a changed, unless nothing can be missing: partitions
+// have gone, or new ones have come without a row that waits.
+func (r *Relay) published(ctx context.Context, tables []*outbox.Table, before, now string) error {
+	if before == now {
+		return nil
+	}
+	holes, err := r.holes(ctx, tables, before, now)
+	if err != nil {
+		return err
+	}
+	if holes {
+		return &changed{reason: publicationReason}
+	}
+	_, err = r.Pool.Exec(ctx, `UPDATE walpost.slots SET fingerprint = $2 WHERE slot = $1 AND fingerprint = $3`, r.Slot, now, before)
+	if err != nil {
+		return fmt.Errorf("record what is published: %w", err)
+	}
+	r.Log.Info("partitions have come or gone", "slot", r.Slot)
+	return nil
+}
+
+const publicationReason = "what the publication carries was changed: rows may be missing from the stream"
+
+// holes reports whether rows may be missing from the stream where two fingerprints differ.
+func (r *Relay) holes(ctx context.Context, tables []*outbox.Table, before, now string) (bool, error) {
+	come, ok := outbox.Attached(before, now)
+	if !ok {
+		return true, nil
+	}
+	for _, table := range tables {
+		if waits, err := table.WaitsIn(ctx, r.Pool, come); waits || err != nil {
+			return waits, err
+		}
+	}
+	return false, nil
 }
 
 // clean deletes what retention allows, in small batches, so that neither the stream nor the application

@@ -154,6 +154,11 @@ func (c *Conn) CreateSlot(ctx context.Context, name string) (CreatedSlot, error)
 	sql := "CREATE_REPLICATION_SLOT " + quote(name) + " LOGICAL pgoutput " + options
 	created, err := pglogrepl.ParseCreateReplicationSlot(c.pg.Exec(ctx, sql))
 	if err != nil {
+		if ctx.Err() != nil { // the server would go on waiting, and make the slot for nobody
+			leaving, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+			defer cancel()
+			_ = c.pg.CancelRequest(leaving)
+		}
 		return CreatedSlot{}, explainSlotError(name, fmt.Errorf("create replication slot %q: %w", name, err))
 	}
 	point, err := event.ParseLSN(created.ConsistentPoint)
@@ -198,16 +203,19 @@ func explainSlotError(slot string, err error) error {
 			Problem: "the role may not use replication",
 			Mend:    "ALTER ROLE … REPLICATION (as a superuser), or use the provider's replication role"}
 	case "42704": // undefined_object: the slot was dropped, or the publication is younger than the slot
-		return fmt.Errorf("%w: %w", errMissing, err)
+		return fmt.Errorf("%w: %w", ErrMissing, err)
 	case "55000": // object_not_in_prerequisite_state
-		return &SetupError{Err: err,
-			Problem: fmt.Sprintf("slot %q cannot be read any more", slot),
-			Mend:    fmt.Sprintf("look at SELECT wal_status FROM pg_replication_slots WHERE slot_name = %s", literal(slot))}
+		return fmt.Errorf("%w: %w", ErrUnreadable, err)
 	}
 	return err
 }
 
-var errMissing = errors.New("the slot or the publication does not exist at this point of the WAL")
+// ErrMissing means that the slot is gone, or that the publication did not exist at this point of the WAL: then
+// the slot brings nothing from here on, whatever is made now.
+var ErrMissing = errors.New("the slot or the publication does not exist at this point of the WAL")
+
+// ErrUnreadable means that the slot is there and cannot be read any more. Slot.Lost says so if it is lost.
+var ErrUnreadable = errors.New("the slot cannot be read any more")
 
 // quote writes an identifier for a replication command, which knows no parameters.
 func quote(name string) string { return `"` + strings.ReplaceAll(name, `"`, `""`) + `"` }

@@ -55,6 +55,12 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 // Received is the highest WAL position that was received.
 func (m *Metrics) Received() event.LSN { return event.LSN(m.receivedLSN.Load()) }
 
+// Restart forgets what was received from a slot that was lost or a server that is another one.
+func (m *Metrics) Restart(confirmed event.LSN) {
+	m.receivedLSN.Store(uint64(confirmed))
+	m.confirmedLSN.Store(uint64(confirmed))
+}
+
 func (m *Metrics) received(lsn event.LSN) {
 	if uint64(lsn) > m.receivedLSN.Load() { // one writer: the goroutine of the stream
 		m.receivedLSN.Store(uint64(lsn))

@@ -12,30 +12,58 @@ import (
 	"github.com/backendstart/walpost/internal/postgres"
 )
 
+// Mended is what EnsurePublication had to do.
+type Mended struct {
+	Made  bool     // there was no publication
+	Added []string // tables that had been taken off it, or made anew under their old name
+}
+
 // EnsurePublication makes the publication of the tables if there is none, and checks the one that is
 // there. It comes before the slot, always: decoding looks at the catalogue as it was at each point of
 // the WAL, so a publication that is younger than the slot does not exist for it. Tables are written
 // "schema.table", quoted.
-func EnsurePublication(ctx context.Context, pool *pgxpool.Pool, name string, tables []pgx.Identifier, slotExists bool) error {
+//
+// known tells that the slot was read before, so that the publication was complete once: then a table that
+// it lacks is added again. The rows of the time between are in the table and not in the stream.
+func EnsurePublication(ctx context.Context, pool *pgxpool.Pool, name string, tables []pgx.Identifier, slotExists, known bool) (Mended, error) {
 	var inserts, viaRoot, all bool
 	err := pool.QueryRow(ctx, `SELECT pubinsert, pubviaroot, puballtables FROM pg_catalog.pg_publication WHERE pubname = $1`, name).
 		Scan(&inserts, &viaRoot, &all)
 	if errors.Is(err, pgx.ErrNoRows) {
-		if slotExists {
-			return &SetupError{
-				Problem: fmt.Sprintf("publication %q does not exist, but its slot does: rows inserted meanwhile are not in the stream", name),
-				Mend:    fmt.Sprintf("stop here and drop the slot (SELECT pg_drop_replication_slot(…)); the next start makes both anew and sends the unpublished rows of the table. To only make the publication: %s", CreatePublication(name, tables))}
+		if slotExists && !known {
+			return Mended{}, &SetupError{
+				Problem: fmt.Sprintf("publication %q does not exist, but its slot does: a slot brings nothing of a publication that is younger", name),
+				Mend:    fmt.Sprintf("drop the slot (SELECT pg_drop_replication_slot(…)), make the publication first (%s), then the slot; or let walpost make both", CreatePublication(name, tables))}
 		}
-		return makePublication(ctx, pool, name, tables)
+		return Mended{Made: true}, makePublication(ctx, pool, name, tables)
 	}
 	if err != nil {
-		return fmt.Errorf("look up publication %q: %w", name, err)
+		return Mended{}, fmt.Errorf("look up publication %q: %w", name, err)
 	}
 	if !inserts {
-		return &SetupError{
+		return Mended{}, &SetupError{
 			Problem: fmt.Sprintf("publication %q does not publish inserts", name),
 			Mend:    fmt.Sprintf("ALTER PUBLICATION %s SET (publish = 'insert')", quote(name))}
 	}
+	missing, err := unpublished(ctx, pool, name, tables, all)
+	if err != nil || len(missing) == 0 {
+		return Mended{}, err
+	}
+	sql := fmt.Sprintf("ALTER PUBLICATION %s ADD TABLE %s", quote(name), strings.Join(missing, ", "))
+	if known {
+		if _, err = pool.Exec(ctx, sql, pgx.QueryExecModeSimpleProtocol); err == nil {
+			return Mended{Added: missing}, nil
+		}
+		if code := postgres.Code(err); code != "42501" && code != "55000" { // not the owner; a publication of all tables or of a schema
+			return Mended{}, fmt.Errorf("add %s to publication %q: %w", strings.Join(missing, ", "), name, err)
+		}
+	}
+	return Mended{}, &SetupError{Err: err,
+		Problem: fmt.Sprintf("publication %q does not publish %s", name, strings.Join(missing, ", ")), Mend: sql}
+}
+
+// unpublished lists the tables that the publication does not carry.
+func unpublished(ctx context.Context, pool *pgxpool.Pool, name string, tables []pgx.Identifier, all bool) ([]string, error) {
 	var missing []string
 	for _, table := range tables {
 		var published bool
@@ -46,18 +74,13 @@ func EnsurePublication(ctx context.Context, pool *pgxpool.Pool, name string, tab
 			               WHERE n.oid = c.relnamespace AND n.nspname = $2 AND c.relname = $3))`,
 			name, table[0], table[1], all).Scan(&published)
 		if err != nil {
-			return fmt.Errorf("look up publication %q: %w", name, err)
+			return nil, fmt.Errorf("look up publication %q: %w", name, err)
 		}
 		if !published {
 			missing = append(missing, table.Sanitize())
 		}
 	}
-	if len(missing) > 0 {
-		return &SetupError{
-			Problem: fmt.Sprintf("publication %q does not publish %s", name, strings.Join(missing, ", ")),
-			Mend:    fmt.Sprintf("ALTER PUBLICATION %s ADD TABLE %s", quote(name), strings.Join(missing, ", "))}
-	}
-	return nil
+	return missing, nil
 }
 
 // CreatePublication is the statement that makes a publication of the tables. It is insert-only: an outbox

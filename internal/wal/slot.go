@@ -98,6 +98,10 @@ func (s Slot) Check() error {
 	return nil
 }
 
+// ErrStandby means that the server is a standby. In a failover it becomes the primary, or the address leads
+// to another server, a moment later.
+var ErrStandby = errors.New("this server is a standby: connect to the primary, or promote it")
+
 // Preflight checks what must hold before a slot can be made; it creates nothing.
 func Preflight(ctx context.Context, q Querier, slotExists bool) error {
 	var level string
@@ -115,7 +119,7 @@ func Preflight(ctx context.Context, q Querier, slotExists bool) error {
 	case err != nil:
 		return fmt.Errorf("check the server: %w", err)
 	case recovering:
-		return &SetupError{Problem: "this server is a standby", Mend: "connect to the primary"}
+		return ErrStandby
 	case level != "logical":
 		return &SetupError{
 			Problem: fmt.Sprintf("wal_level is %q, not \"logical\"", level),

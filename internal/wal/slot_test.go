@@ -155,7 +155,7 @@ func TestEnsurePublication_makesOneThatWeWouldAccept(t *testing.T) {
 	db.Exec(`CREATE SCHEMA "Odd ""one"; CREATE TABLE "Odd ""one"."T.able" (id int)`)
 	tables := []pgx.Identifier{{"public", "outbox"}, {`Odd "one`, "T.able"}}
 	for range 2 { // the second time it is there
-		if err := wal.EnsurePublication(t.Context(), db.Pool, `od"d`, tables, false); err != nil {
+		if _, err := wal.EnsurePublication(t.Context(), db.Pool, `od"d`, tables, false, false); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -164,11 +164,33 @@ func TestEnsurePublication_makesOneThatWeWouldAccept(t *testing.T) {
 		t.Errorf("publishes insert, update, delete, truncate, via root: %s, want %s", got, want)
 	}
 	db.Exec(`CREATE PUBLICATION everything FOR ALL TABLES`)
-	if err := wal.EnsurePublication(t.Context(), db.Pool, "everything", tables, true); err != nil {
+	if _, err := wal.EnsurePublication(t.Context(), db.Pool, "everything", tables, true, false); err != nil {
 		t.Errorf("a publication of all tables: %v", err)
 	}
-	wantSetup(t, wal.EnsurePublication(t.Context(), db.Pool, "younger", tables, true), `"younger"`, "does not exist", "CREATE PUBLICATION")
-	wantSetup(t, wal.EnsurePublication(t.Context(), db.Pool, "new", []pgx.Identifier{{"public", "none"}}, false), "does not exist", "walpost migrate")
+	wantSetup(t, unmended(wal.EnsurePublication(t.Context(), db.Pool, "younger", tables, true, false)), `"younger"`, "does not exist", "CREATE PUBLICATION")
+	wantSetup(t, unmended(wal.EnsurePublication(t.Context(), db.Pool, "new", []pgx.Identifier{{"public", "none"}}, false, false)), "does not exist", "walpost migrate")
 	db.Exec(`CREATE UNLOGGED TABLE loose (id int)`)
-	wantSetup(t, wal.EnsurePublication(t.Context(), db.Pool, "new", []pgx.Identifier{{"public", "loose"}}, false), "logged table")
+	wantSetup(t, unmended(wal.EnsurePublication(t.Context(), db.Pool, "new", []pgx.Identifier{{"public", "loose"}}, false, false)), "logged table")
+}
+
+func unmended(_ wal.Mended, err error) error { return err }
+
+// A table that was dropped and made anew is not in a publication any more. Once the slot was read, that is
+// mended; before, it may be a mistake.
+func TestEnsurePublication_addsATableThatWasMadeAnew(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	tables := []pgx.Identifier{{"public", "outbox"}}
+	if mended, err := wal.EnsurePublication(t.Context(), db.Pool, "walpost", tables, false, false); err != nil || !mended.Made {
+		t.Fatalf("got %+v, %v; want it made", mended, err)
+	}
+	db.Exec(`DROP TABLE outbox; CREATE TABLE outbox (id int PRIMARY KEY)`)
+	wantSetup(t, unmended(wal.EnsurePublication(t.Context(), db.Pool, "walpost", tables, true, false)), `ADD TABLE "public"."outbox"`)
+	mended, err := wal.EnsurePublication(t.Context(), db.Pool, "walpost", tables, true, true)
+	if err != nil || len(mended.Added) != 1 {
+		t.Errorf("got %+v, %v; want it added", mended, err)
+	}
+	if got := db.Int(`SELECT count(*) FROM pg_publication_tables WHERE pubname = 'walpost'`); got != 1 {
+		t.Errorf("%d tables are published, want 1", got)
+	}
 }

@@ -181,10 +181,7 @@ func (s *stream) checkSkipped() error {
 	if s.conn.skipped == nil {
 		return nil
 	}
-	return &SetupError{
-		Problem: fmt.Sprintf("the server streams without publication %q: %s", s.Publication, s.conn.skipped.Message),
-		Mend:    fmt.Sprintf("create the publication, and the slot %q anew after it; rows of the time between are unpublished in the table", s.Slot),
-	}
+	return fmt.Errorf("%w: the server goes on without publication %q: %s", ErrMissing, s.Publication, s.conn.skipped.Message)
 }
 
 // beginCommitTime is where the commit time stands in a Begin message of pgoutput, behind its letter and the

@@ -69,7 +69,7 @@ type reading struct {
 // read makes publication and slot and streams.
 func read(t *testing.T, db *testdb.DB, full bool) *reading {
 	t.Helper()
-	if err := wal.EnsurePublication(t.Context(), db.Pool, "walpost", []pgx.Identifier{{"public", "outbox"}}, false); err != nil {
+	if _, err := wal.EnsurePublication(t.Context(), db.Pool, "walpost", []pgx.Identifier{{"public", "outbox"}}, false, false); err != nil {
 		t.Fatal(err)
 	}
 	conn := connect(t, db)

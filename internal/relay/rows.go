@@ -1,0 +1,139 @@
+package relay
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/lane"
+	"github.com/backendstart/walpost/internal/outbox"
+	"github.com/backendstart/walpost/internal/postgres"
+)
+
+// recording says which rows of the tables become a debt of whom.
+type recording struct {
+	// snapshot is the one that was exported with a new slot; "" is one of this moment.
+	snapshot string
+	// retained takes all rows that the tables have, published or not.
+	retained bool
+	// repair takes all rows of a source that is not marked: nobody knows which of them wait.
+	repair bool
+	meant  func(subscriber int) bool
+}
+
+// recordRows makes rows of the tables a debt of the subscribers that want them and are meant. They are read
+// in a transaction of their own, because they are written while they are read. It returns how many there
+// were.
+//
+// They have positions that no commit has, because those are 8-aligned: below the first that a new slot
+// brings, and else below the end of the WAL after the snapshot. There, what is paid is kept as paid until
+// the stream is past it, so that an event which it brings as well is known.
+func (r *Relay) recordRows(ctx context.Context, tx pgx.Tx, s *session, o recording) (int64, error) {
+	// It writes only now and then, while the other transaction reads.
+	if _, err := tx.Exec(ctx, `SET LOCAL idle_in_transaction_session_timeout = 0`); err != nil {
+		return 0, err
+	}
+	begun := time.Now()
+	position := event.Position{Epoch: s.epoch, Commit: s.confirmed - 1}
+	debts := newWaitingRows(r, tx, o.meant)
+	err := postgres.InSnapshot(ctx, r.Pool, o.snapshot, func(reading pgx.Tx) error {
+		if o.snapshot == "" {
+			end, err := insertEnd(ctx, reading) // the first statement, so the snapshot is older
+			if err != nil {
+				return err
+			}
+			position.Commit = end - 1
+		}
+		for _, table := range s.tables {
+			read := table.Unpublished
+			switch {
+			case o.retained, o.repair && !table.Marks() && table.Source.RepairAll:
+				read = table.Retained
+			case table.Published == "":
+				r.Log.Warn("the table has no published column, so nobody knows which of its rows wait; none is sent", "source", table.Source.Name)
+				continue
+			}
+			debts.table = table
+			err := read(ctx, reading, func(ev *event.Event) error {
+				ev.Source, ev.Position = table.Source.Name, position
+				if ev.CommittedAt.IsZero() {
+					ev.CommittedAt = begun
+				}
+				position.Ordinal++
+				ev.Limit(r.MaxEvent)
+				return debts.add(ctx, ev)
+			})
+			if err != nil {
+				return err
+			}
+			if err := debts.flush(ctx); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return position.Ordinal, err
+}
+
+// insertEnd is the end of the WAL: what is visible to an older snapshot committed below it.
+func insertEnd(ctx context.Context, tx pgx.Tx) (event.LSN, error) {
+	var text string
+	if err := tx.QueryRow(ctx, `SELECT pg_catalog.pg_current_wal_insert_lsn()::text`).Scan(&text); err != nil {
+		return 0, fmt.Errorf("look up the end of the WAL: %w", err)
+	}
+	return event.ParseLSN(text)
+}
+
+// waitingRows collects events for each subscriber that wants them and records them in batches.
+type waitingRows struct {
+	relay *Relay
+	tx    pgx.Tx
+	meant func(subscriber int) bool
+	owed  [][]lane.Owed // by subscriber
+	bytes int
+
+	table *outbox.Table   // that is read
+	mark  []outbox.Marked // rows of it that nobody wants
+}
+
+func newWaitingRows(r *Relay, tx pgx.Tx, meant func(subscriber int) bool) *waitingRows {
+	return &waitingRows{relay: r, tx: tx, meant: meant, owed: make([][]lane.Owed, len(r.Subscriptions))}
+}
+
+// add takes an event. The row of one that nobody wants is marked: no delivery would ever do that.
+func (w *waitingRows) add(ctx context.Context, ev *event.Event) error {
+	wanted := false
+	for i, sub := range w.relay.Subscriptions {
+		if w.meant(i) && sub.wants(ev.Source, ev.Type) {
+			w.owed[i] = append(w.owed[i], lane.Owed{Event: ev})
+			wanted = true
+		}
+	}
+	if !wanted && w.table.Marks() && ev.Row != "" {
+		w.mark = append(w.mark, outbox.Marked{Row: ev.Row, EventID: ev.ID, Owed: true}) // unless an earlier subscriber is owed it
+	}
+	if w.bytes += ev.Size() + 100; w.bytes < 4<<20 {
+		return nil
+	}
+	return w.flush(ctx)
+}
+
+func (w *waitingRows) flush(ctx context.Context) error {
+	for i, owed := range w.owed {
+		if err := w.relay.owed.RecordWaiting(ctx, w.tx, w.relay.Subscriptions[i].Subscriber.Name(), owed); err != nil {
+			return err
+		}
+		w.owed[i] = owed[:0]
+	}
+	if len(w.mark) > 0 {
+		if _, err := w.table.Mark(ctx, w.tx, w.relay.Slot, w.mark); err != nil {
+			return err
+		}
+		w.mark = w.mark[:0]
+	}
+	w.bytes = 0
+	return nil
+}
