@@ -11,19 +11,13 @@ import (
 // Channel is what the relay can LISTEN on to hear at once of what people change; the payload is the slot.
 const Channel = "walpost"
 
-// Note writes down, in the caller's transaction, what the relay itself did and why.
-func (s *Store) Note(ctx context.Context, tx pgx.Tx, who, action string, facts map[string]any, why string) error {
-	_, err := s.audit(ctx, tx, who, action, facts, why)
-	return err
-}
-
 // audit writes down what a person changes in the transaction that changes it, and returns the number of
 // the row.
 func (s *Store) audit(ctx context.Context, tx pgx.Tx, who, action string, facts map[string]any, why string) (id int64, err error) {
 	return Audit(ctx, tx, s.slot, who, action, facts, why)
 }
 
-// Audit writes down what a person changes at a slot in the transaction that changes it, and returns the
+// Audit writes down what a person changes at a slot, or the relay by itself, in the transaction that changes it, and returns the
 // number of the row in walpost.audit. At its commit the relay hears of it.
 func Audit(ctx context.Context, tx pgx.Tx, slot, who, action string, facts map[string]any, why string) (id int64, err error) {
 	what, err := json.Marshal(facts)

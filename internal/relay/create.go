@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/wal"
@@ -139,7 +140,8 @@ func (r *Relay) ready(ctx context.Context, tx pgx.Tx, s *session, fix *repair, r
 	if s.record != nil {
 		facts["confirmed_before"] = s.record.confirmed.String()
 	}
-	return r.owed.Note(ctx, tx, r.holder(), "repair", facts, fix.reason)
+	_, err = debt.Audit(ctx, tx, r.Slot, r.holder(), "repair", facts, fix.reason)
+	return err
 }
 
 // freshFromBeginning are the subscribers that this slot has never had and that begin with all rows.
