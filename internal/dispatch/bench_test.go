@@ -40,7 +40,7 @@ func newTransactions(t testing.TB, rows int) *transactions {
 	s := &transactions{
 		tracker: tracker, at: 8,
 		dispatcher: dispatch.New([]*outbox.Table{table}, nil, []dispatch.Route{lane, lane, lane}, tracker, epoch, 16<<20,
-			prometheus.NewRegistry(), slog.New(slog.DiscardHandler)),
+			dispatch.NewMetrics(prometheus.NewRegistry()), slog.New(slog.DiscardHandler)),
 	}
 	for i := range rows {
 		s.rows = append(s.rows, insert(7, fmt.Sprint(i), fmt.Sprintf("01K0WALP0ST0000000000%05d", i), "lesson.completed", "lesson", "17",

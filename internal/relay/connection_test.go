@@ -20,7 +20,7 @@ func once(t *testing.T, sub interface{ Calls() []subscribertest.Call }, want []s
 	}
 }
 
-// The walsender is ended while events are delivered, open and still to be read.
+// F-32: the walsender is ended while events are delivered, open and still to be read.
 func TestRelay_comesBackWhenItsSessionIsEnded(t *testing.T) {
 	t.Parallel()
 	db := testdb.New(t)

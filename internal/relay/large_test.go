@@ -8,10 +8,12 @@ import (
 	"testing"
 
 	"github.com/backendstart/walpost/internal/subscriber"
+	"github.com/backendstart/walpost/internal/subscriber/subscribertest"
 	"github.com/backendstart/walpost/internal/testdb"
 )
 
-// F-11: sub-transactions that are rolled back inside transactions which the server spills to disk.
+// F-11, F-26: sub-transactions that are rolled back inside transactions which the server spills to disk, which
+// a metric shows.
 func TestRelay_takesOfATransactionWhatWasCommittedAndNothingElse(t *testing.T) {
 	t.Parallel()
 	db := testdb.On(t, testdb.NewServer(t, map[string]string{"logical_decoding_work_mem": "64kB"}))
@@ -63,6 +65,9 @@ func TestRelay_takesOfATransactionWhatWasCommittedAndNothingElse(t *testing.T) {
 			r.shutDown()
 		})
 	}
+	o := options(t, db, subscribertest.Recording())
+	streaming(t, o)
+	eventually(t, "a metric of what was spilled", func() bool { return metric(t, o, "walpost_slot_spilled_bytes", "") > 0 })
 	if got := db.Int(`SELECT coalesce(sum(spill_txns), 0) FROM pg_stat_replication_slots`); got == 0 {
 		t.Error("the server has spilled nothing, so nothing was tested")
 	}

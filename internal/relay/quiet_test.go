@@ -84,7 +84,7 @@ func TestRelay_confirmsOnTheWayWhileAnotherDatabaseIsBusy(t *testing.T) {
 	}
 }
 
-// F-19: no write access, and no write, is needed for an outbox that is merely idle.
+// F-19, F-21: no write access, and no write, is needed for an outbox that is merely idle.
 func TestRelay_writesNothingWhileItIsIdle(t *testing.T) {
 	t.Parallel()
 	server := testdb.NewServer(t, map[string]string{"autovacuum": "off"})

@@ -167,7 +167,7 @@ func TestRelay_repairsWhatHappensToThePublicationWhileItStreams(t *testing.T) {
 	}
 }
 
-// A table that is gone for a while is told, and no reason to give up.
+// F-10: a table that is gone for a while is told, and no reason to give up.
 func TestRelay_tellsThatATableIsGoneAndGoesOnWhenItIsBack(t *testing.T) {
 	t.Parallel()
 	db := testdb.New(t)
@@ -220,7 +220,7 @@ func TestRelay_sendsTheRowsOfAPartitionThatIsAttached(t *testing.T) {
 	}
 }
 
-// The server gives the slot up while the relay streams: handlers end, and the rest comes from the table.
+// F-35: the server gives the slot up while the relay streams: handlers end, and the rest comes from the table.
 func TestRelay_repairsASlotThatIsInvalidatedWhileItStreams(t *testing.T) {
 	t.Parallel()
 	db := testdb.On(t, testdb.NewServer(t, smallWAL))
@@ -258,7 +258,7 @@ func invalidate(db *testdb.DB) {
 	}
 }
 
-// F-17: a transaction with a lower id is still open when the slot is lost, or when the repair looks.
+// F-17, F-36: a transaction with a lower id is still open when the slot is lost, or when the repair looks.
 func TestRelay_missesNoLateCommitInARepair(t *testing.T) {
 	t.Parallel()
 	for name, loss := range map[string]string{"anew": dropSlot, "kept": advance} {
@@ -285,7 +285,7 @@ func TestRelay_missesNoLateCommitInARepair(t *testing.T) {
 	}
 }
 
-// While a repair or a creation waits for an old transaction, a stop is obeyed at once and leaves no slot that
+// F-36: while a repair or a creation waits for an old transaction, a stop is obeyed at once and leaves no slot that
 // waits for nobody.
 func TestRelay_stopsWhileItWaitsForOldTransactions(t *testing.T) {
 	t.Parallel()

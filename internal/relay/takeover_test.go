@@ -13,7 +13,7 @@ import (
 	"github.com/backendstart/walpost/internal/testdb"
 )
 
-// While another session reads the slot the relay waits, and takes over when that one ends.
+// F-30: while another session reads the slot the relay waits, and takes over when that one ends.
 func TestRelay_waitsForAnotherReaderAndTakesOver(t *testing.T) {
 	t.Parallel()
 	db := testdb.New(t)
@@ -59,7 +59,7 @@ func reader(t *testing.T, db *testdb.DB) *pgconn.PgConn {
 	return conn
 }
 
-// Two relays on one slot: the second waits until the first has left.
+// F-30: two relays on one slot: the second waits until the first has left.
 func TestRelay_deliversOneAtATime(t *testing.T) {
 	t.Parallel()
 	db := testdb.New(t)

@@ -30,7 +30,7 @@ const insertLocked = `
 	INSERT INTO outbox (event_id, event_type, partition_key, payload)
 	SELECT $2, 'soak.written', key, '{"n": 1}' FROM locked`
 
-// The slot is dropped, invalidated, or moved to a standby that is promoted, with and without it, while eight
+// F-06, F-07, F-35: the slot is dropped, invalidated, or moved to a standby that is promoted, with and without it, while eight
 // writers write. The relay repairs it each time from the table, and is never told.
 func TestSoak_slotIsLostOverAndOverUnderLoad(t *testing.T) {
 	server := testdb.NewServer(t, map[string]string{

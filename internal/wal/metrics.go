@@ -13,8 +13,8 @@ type Metrics struct {
 	receivedLSN, confirmedLSN atomic.Uint64
 	Reconnects                prometheus.Counter
 
-	lag, retained, safe, active prometheus.Gauge
-	status                      *prometheus.GaugeVec
+	lag, retained, safe, active, catalogAge, spilled prometheus.Gauge
+	status                                           *prometheus.GaugeVec
 }
 
 // walStatuses are all values of pg_replication_slots.wal_status.
@@ -28,10 +28,12 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		return g
 	}
 	m := &Metrics{
-		lag:      gauge("walpost_slot_lag_bytes", "WAL between the slot's confirmed position and the end, from one query."),
-		retained: gauge("walpost_slot_retained_bytes", "WAL that the server keeps for the slot."),
-		safe:     gauge("walpost_slot_safe_wal_bytes", "WAL that may still be written before the slot is lost; -1 without a limit."),
-		active:   gauge("walpost_slot_active", "1 while a session reads the slot."),
+		lag:        gauge("walpost_slot_lag_bytes", "WAL between the slot's confirmed position and the end, from one query."),
+		retained:   gauge("walpost_slot_retained_bytes", "WAL that the server keeps for the slot."),
+		safe:       gauge("walpost_slot_safe_wal_bytes", "WAL that may still be written before the slot is lost; -1 without a limit."),
+		catalogAge: gauge("walpost_slot_catalog_xmin_age", "Transactions since the oldest whose dead rows in the system catalogue the slot keeps from vacuum."),
+		spilled:    gauge("walpost_slot_spilled_bytes", "Bytes that the server has written to its disk to decode large transactions for the slot."),
+		active:     gauge("walpost_slot_active", "1 while a session reads the slot."),
 		Reconnects: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "walpost_reconnects_total", Help: "Replication connections that broke and were made again.",
 		}),
@@ -73,6 +75,8 @@ func (m *Metrics) confirmed(lsn event.LSN) { m.confirmedLSN.Store(uint64(lsn)) }
 func (m *Metrics) Observe(slot Slot) {
 	m.lag.Set(float64(max(0, slot.LagBytes)))
 	m.retained.Set(float64(max(0, slot.RetainedBytes)))
+	m.catalogAge.Set(float64(max(0, slot.CatalogAge)))
+	m.spilled.Set(float64(slot.SpilledBytes))
 	m.safe.Set(-1)
 	if slot.SafeBytes != nil {
 		m.safe.Set(float64(max(0, *slot.SafeBytes)))

@@ -32,6 +32,8 @@ type Slot struct {
 	LagBytes         int64  // from Confirmed to the end of WAL; negative never reaches a metric
 	RetainedBytes    int64  // from the slot's restart_lsn to the end of WAL
 	SafeBytes        *int64 // may still be written before the slot is lost; nil without a limit
+	CatalogAge       int64  // transactions since the oldest whose dead catalogue rows the slot keeps from vacuum
+	SpilledBytes     int64  // written to the server's disk to decode large transactions, ever
 	here             string // the database of the query
 }
 
@@ -45,10 +47,11 @@ func FindSlot(ctx context.Context, q Querier, name string) (*Slot, error) {
 	s := Slot{Name: name}
 	err := q.QueryRow(ctx, `
 		SELECT to_jsonb(s), coalesce(pg_catalog.pg_wal_lsn_diff(w.lsn, s.confirmed_flush_lsn), 0)::bigint,
-		       coalesce(pg_catalog.pg_wal_lsn_diff(w.lsn, s.restart_lsn), 0)::bigint, pg_catalog.current_database()
-		FROM pg_catalog.pg_replication_slots s, (SELECT CASE WHEN pg_catalog.pg_is_in_recovery()
+		       coalesce(pg_catalog.pg_wal_lsn_diff(w.lsn, s.restart_lsn), 0)::bigint,
+		       coalesce(pg_catalog.age(s.catalog_xmin), 0)::bigint, coalesce(d.spill_bytes, 0), pg_catalog.current_database()
+		FROM pg_catalog.pg_replication_slots s LEFT JOIN pg_catalog.pg_stat_replication_slots d USING (slot_name), (SELECT CASE WHEN pg_catalog.pg_is_in_recovery()
 		         THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_lsn() END AS lsn) w
-		WHERE s.slot_name = $1`, name).Scan(&row, &s.LagBytes, &s.RetainedBytes, &s.here)
+		WHERE s.slot_name = $1`, name).Scan(&row, &s.LagBytes, &s.RetainedBytes, &s.CatalogAge, &s.SpilledBytes, &s.here)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
 	}
