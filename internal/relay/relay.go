@@ -125,13 +125,14 @@ func (r *Relay) run(ctx context.Context) error {
 		why     *changed
 		careful bool
 		found   *suspect
+		short   int // lives in a row that ended soon
 	)
-	for lives := 1; ; lives++ {
+	for first := true; ; first = false {
 		s, err := r.openUntilReady(ctx, func(ctx context.Context) (*session, error) { return r.open(ctx, why) })
 		if err != nil || s == nil {
 			return err
 		}
-		if lives == 1 {
+		if first {
 			var unclean int
 			if unclean, found, err = r.countStart(ctx); err != nil {
 				s.conn.Close()
@@ -149,8 +150,11 @@ func (r *Relay) run(ctx context.Context) error {
 			return err
 		}
 		r.Log.Warn("what is in memory does not fit the database any more; everything is read anew", "reason", why.reason)
-		if time.Since(begun) < steady {
-			pause(ctx, reconnect.Wait(lives))
+		if short++; time.Since(begun) > steady {
+			short = 0
+		}
+		if short > 1 { // it may be the same again
+			pause(ctx, reconnect.Wait(short-1))
 		}
 	}
 }

@@ -142,7 +142,8 @@ type CreatedSlot struct {
 }
 
 // CreateSlot makes a permanent slot of pgoutput and exports the snapshot that goes with it. It waits for
-// all transactions that are running, so it can take as long as the oldest of them.
+// all transactions that are running, so it can take as long as the oldest of them. When ctx ends, pgconn cancels
+// the command on the server: no slot stays behind that waits for nobody.
 func (c *Conn) CreateSlot(ctx context.Context, name string) (CreatedSlot, error) {
 	options := "(SNAPSHOT 'export', FAILOVER true)"
 	switch version := c.Version(); {
@@ -154,11 +155,6 @@ func (c *Conn) CreateSlot(ctx context.Context, name string) (CreatedSlot, error)
 	sql := "CREATE_REPLICATION_SLOT " + quote(name) + " LOGICAL pgoutput " + options
 	created, err := pglogrepl.ParseCreateReplicationSlot(c.pg.Exec(ctx, sql))
 	if err != nil {
-		if ctx.Err() != nil { // the server would go on waiting, and make the slot for nobody
-			leaving, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-			defer cancel()
-			_ = c.pg.CancelRequest(leaving)
-		}
 		return CreatedSlot{}, explainSlotError(name, fmt.Errorf("create replication slot %q: %w", name, err))
 	}
 	point, err := event.ParseLSN(created.ConsistentPoint)
