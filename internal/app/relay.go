@@ -13,6 +13,7 @@ import (
 	"github.com/backendstart/walpost/internal/config"
 	"github.com/backendstart/walpost/internal/doctor"
 	"github.com/backendstart/walpost/internal/lane"
+	"github.com/backendstart/walpost/internal/lease"
 	"github.com/backendstart/walpost/internal/ops"
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/postgres"
@@ -53,9 +54,11 @@ func newRelay(ctx context.Context, options config.Relay, mail config.Mail, kinds
 	b := &builtRelay{registry: prometheus.NewRegistry()}
 	b.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	// Three pools: a subscriber that holds all its connections, or a person who counts a large debt, must
-	// not keep the relay from recording.
-	for _, application := range []string{"walpost/relay", "walpost/subscribers", "walpost/ops"} {
-		pool, err := openDatabase(ctx, options.DatabaseURL, application, setsOf(options.Flow)...)
+	// not keep the relay from recording. They carry the name of the process, by which a successor ends them
+	// when it is frozen.
+	held := lease.New(lease.Options{URL: options.Stream().Reveal(), Slot: options.Slot, Log: log})
+	for range 3 {
+		pool, err := openDatabase(ctx, options.DatabaseURL, held.Application(), setsOf(options.Flow)...)
 		if err != nil {
 			b.close()
 			return nil, err
@@ -74,7 +77,11 @@ func newRelay(ctx context.Context, options config.Relay, mail config.Mail, kinds
 		settings := options.Subscribers[i]
 		subscriptions[i] = relay.Subscription{Subscriber: sub, Lane: laneOptions(settings), Wants: settings.Takes, FromBeginning: settings.From == "beginning"}
 	}
+	if options.Single {
+		held = nil
+	}
 	b.relay = relay.New(relay.Options{
+		Lease:          held,
 		Pool:           b.pools[0],
 		ReplicationURL: options.Stream().Reveal(),
 		Slot:           options.Slot,

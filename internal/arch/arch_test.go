@@ -50,8 +50,9 @@ var rooms = []room{
 	{"lane", "ack event slab subscriber"},
 	{"debt", "event lane outbox postgres"},
 	{"replay", "debt event outbox postgres"},
+	{"lease", "postgres"},
 	{"dispatch", "ack event lane outbox pgoutput"},
-	{"relay", "ack debt dispatch event lane outbox pgoutput postgres replay subscriber wal"},
+	{"relay", "ack debt dispatch event lane lease outbox pgoutput postgres replay subscriber wal"},
 	{"doctor", "event outbox postgres wal"},
 	{"ops", "debt event lane outbox postgres relay replay wal"},
 
@@ -59,7 +60,7 @@ var rooms = []room{
 	{"bench", "event pgserver postgres subscriber"},
 
 	// app builds everything, so it alone may know everybody.
-	{"app", "ack bench config debt dispatch doctor event httpapi lane ops outbox pgoutput pgserver postgres progress relay replay subscriber subscriber/webhook wal"},
+	{"app", "ack bench config debt dispatch doctor event httpapi lane lease ops outbox pgoutput pgserver postgres progress relay replay subscriber subscriber/webhook wal"},
 
 	// For tests.
 	{"testdb", "pgserver postgres"},

@@ -25,13 +25,14 @@ const (
 type call struct {
 	items    []*item
 	begun    time.Time
-	returned bool // guarded by Lane.mu
-	overdue  bool // its slot was given to others; guarded by Lane.mu
+	lead     context.Context // of the leadership under which it began
+	returned bool            // guarded by Lane.mu
+	overdue  bool            // its slot was given to others; guarded by Lane.mu
 }
 
 // start hands items over in a goroutine of their own. The caller holds mu.
 func (l *Lane) start(items []*item) {
-	c := &call{items: items, begun: time.Now()}
+	c := &call{items: items, begun: time.Now(), lead: l.lead}
 	l.calls[c] = struct{}{}
 	l.handler.Go(func() { l.work(c) })
 }
@@ -63,10 +64,7 @@ func (l *Lane) work(c *call) {
 
 // call hands live items to the subscriber and returns an error for each, nil for delivered.
 func (l *Lane) call(c *call, live []*item) []error {
-	l.mu.Lock()
-	parent := l.deliver
-	l.mu.Unlock()
-	ctx, cancel := context.WithTimeoutCause(parent, l.options.Timeout,
+	ctx, cancel := context.WithTimeoutCause(c.lead, l.options.Timeout,
 		fmt.Errorf("the handler's deadline of %v is over", l.options.Timeout))
 	defer cancel()
 	watch := time.AfterFunc(l.options.Timeout+overdueGrace, func() { l.markOverdue(c) })
@@ -81,7 +79,12 @@ func (l *Lane) call(c *call, live []*item) []error {
 		}
 	}
 	begun := time.Now()
-	err := l.protect(ctx, deliveries)
+	err := error(errSuspended)
+	if l.stream.MayBegin == nil || l.stream.MayBegin() {
+		err = l.protect(ctx, deliveries)
+	} else {
+		l.Suspend()
+	}
 	l.metrics.handle.Observe(time.Since(begun).Seconds())
 	if err == nil && time.Since(begun) > l.options.Timeout {
 		err = fmt.Errorf("handler returned %v after its deadline of %v", time.Since(begun)-l.options.Timeout, l.options.Timeout)
@@ -163,14 +166,17 @@ func (l *Lane) settle(c *call, outcome []error) {
 	}
 	now := time.Now()
 	l.observe(c, outcome, now)
-	l.judge(c, outcome, now)
+	suspended := errors.Is(context.Cause(c.lead), errSuspended)
+	if !suspended {
+		l.judge(c, outcome, now)
+	}
 	// The last key first, so that those that go back to the front are in order again.
 	for end := len(c.items); end > 0; {
 		begin := end - 1
 		for begin > 0 && c.items[begin-1].queue == c.items[begin].queue {
 			begin--
 		}
-		l.settleKey(c.items[begin:end], outcome[begin:end], now)
+		l.settleKey(c.items[begin:end], outcome[begin:end], suspended, now)
 		end = begin
 	}
 	l.acknowledge()
@@ -213,8 +219,9 @@ func (l *Lane) judge(c *call, outcome []error, now time.Time) {
 	}
 }
 
-// settleKey settles the items of one key, in commit order.
-func (l *Lane) settleKey(items []*item, outcome []error, now time.Time) {
+// settleKey settles the items of one key, in commit order. That a call ended because the lane was suspended
+// says nothing about its events.
+func (l *Lane) settleKey(items []*item, outcome []error, suspended bool, now time.Time) {
 	q := items[0].queue
 	var left []*item
 	var wait time.Duration
@@ -228,6 +235,7 @@ func (l *Lane) settleKey(items []*item, outcome []error, now time.Time) {
 		case err == nil || it.finished:
 			l.finish(it, err, now)
 			continue
+		case suspended:
 		case !failed && !errors.As(err, new(wholeBatch)):
 			wait = l.noteFailure(it, err, now)
 		}

@@ -145,7 +145,7 @@ func (d *desk) busy() bool {
 // again, let go last.
 func (d *desk) round(ctx context.Context) error {
 	l := d.l
-	if time.Since(d.looked) >= lookInterval || d.asked() {
+	if d.lookDue() {
 		if err := d.look(ctx); err != nil {
 			return err
 		}

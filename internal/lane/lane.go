@@ -7,7 +7,7 @@
 // The files in reading order: lane.go (what a lane is), queue.go (order within a key), attempt.go (one
 // call of the subscriber), backoff.go and breaker.go (when to try again), scope.go (which events are
 // held back because their key is in debt), desk.go (the goroutine that records debt), pay.go (how it is
-// read and paid), people.go (what people change meanwhile), replay.go (what is handed over again).
+// read and paid), people.go (what people change meanwhile), replay.go (what is handed over again), lead.go (what happens while another relay may lead).
 package lane
 
 import (
@@ -68,6 +68,8 @@ type Acks interface {
 type Stream struct {
 	// Term is the number of the leadership at this moment.
 	Term func() int64
+	// MayBegin reports whether an attempt may begin at this moment: whether we still lead. nil is always.
+	MayBegin func() bool
 	// CaughtUp reports whether the stream is past what was written before the process started: what
 	// comes until then may have been recorded or delivered by an earlier process.
 	CaughtUp func() bool
@@ -100,27 +102,31 @@ type Lane struct {
 	metrics *Metrics
 
 	mu          sync.Mutex
-	draining    bool                   // Run has been told to stop; guarded by mu
-	running     bool                   // between the start of Run and the end of its drain; guarded by mu
-	deliver     context.Context        // of handlers, while running; guarded by mu
-	keys        map[string]*keyQueue   // every key with something queued or in work; guarded by mu
-	ready       fifo                   // keys whose head may be handed over, in order of arrival; guarded by mu
-	resting     map[*keyQueue]struct{} // keys in backoff; guarded by mu
-	calls       map[*call]struct{}     // under way, overdue ones included; guarded by mu
-	overdue     int                    // of them; their slots were given to others; guarded by mu
-	held        int                    // deliveries offered and neither finished nor owed; guarded by mu
-	batch       int                    // events in the next call, below Options.Batch after a batch failed; guarded by mu
-	breaker     breaker                // guarded by mu
-	scope       scope                  // guarded by mu
-	tried       map[*event.Event]*item // given back by a replay after they failed; guarded by mu
-	unwanted    error                  // why the subscriber asks to be paused, until it is; guarded by mu
-	stats       Stats                  // guarded by mu
-	seen        []Attempt              // scratch of observe; guarded by mu
-	ends        []ack.End              // finished and not yet acknowledged; guarded by mu
-	items       slab.Of[item]          // guarded by mu
-	spare       []*keyQueue            // for keys to come; guarded by mu
-	lastSuccess time.Time              // guarded by mu
-	warned      time.Time              // when a failure was last logged; guarded by mu
+	draining    bool                    // Run has been told to stop; guarded by mu
+	running     bool                    // between the start of Run and the end of its drain; guarded by mu
+	deliver     context.Context         // of handlers, while running; guarded by mu
+	lead        context.Context         // of handlers too, and ends when the lane is suspended; guarded by mu
+	unlead      context.CancelCauseFunc // ends lead; guarded by mu
+	suspended   bool                    // guarded by mu
+	keys        map[string]*keyQueue    // every key with something queued or in work; guarded by mu
+	ready       fifo                    // keys whose head may be handed over, in order of arrival; guarded by mu
+	resting     map[*keyQueue]struct{}  // keys in backoff; guarded by mu
+	calls       map[*call]struct{}      // under way, overdue ones included; guarded by mu
+	overdue     int                     // of them; their slots were given to others; guarded by mu
+	held        int                     // deliveries offered and neither finished nor owed; guarded by mu
+	batch       int                     // events in the next call, below Options.Batch after a batch failed; guarded by mu
+	breaker     breaker                 // guarded by mu
+	scope       scope                   // guarded by mu
+	tried       map[*event.Event]*item  // given back by a replay after they failed; guarded by mu
+	lookNow     bool                    // somebody has changed something; guarded by mu
+	unwanted    error                   // why the subscriber asks to be paused, until it is; guarded by mu
+	stats       Stats                   // guarded by mu
+	seen        []Attempt               // scratch of observe; guarded by mu
+	ends        []ack.End               // finished and not yet acknowledged; guarded by mu
+	items       slab.Of[item]           // guarded by mu
+	spare       []*keyQueue             // for keys to come; guarded by mu
+	lastSuccess time.Time               // guarded by mu
+	warned      time.Time               // when a failure was last logged; guarded by mu
 
 	deadSaid *rate.Limiter // lets lines of the log about dead letters through
 
@@ -214,6 +220,7 @@ func (l *Lane) Run(ctx context.Context, drain time.Duration) error {
 	}
 	l.mu.Lock()
 	l.running, l.deliver = true, deliver
+	l.lead, l.unlead = context.WithCancelCause(deliver)
 	l.pump()
 	l.mu.Unlock()
 
@@ -234,7 +241,7 @@ func (l *Lane) Run(ctx context.Context, drain time.Duration) error {
 	return errors.Join(err, d.close())
 }
 
-// ErrYield, as the cause of the end of Run's context, lets nothing more be handed over: what is in a handler
+// ErrYield lets, as the cause of the end of Run's context, nothing more be handed over: what is in a handler
 // ends, and the rest is recorded as owed where that still can be.
 var ErrYield = errors.New("what is in memory yields to the database")
 
@@ -296,7 +303,7 @@ func (l *Lane) awaitHandlers() error {
 // pump starts calls while there is something to do and somebody to do it. Every change of state ends
 // with it. The caller holds mu.
 func (l *Lane) pump() {
-	for l.running && len(l.calls)-l.overdue < l.options.Concurrency && l.overdue < maxOverdue && !l.ready.empty() {
+	for l.running && !l.suspended && len(l.calls)-l.overdue < l.options.Concurrency && l.overdue < maxOverdue && !l.ready.empty() {
 		size := l.batch
 		if l.breaker.open {
 			if len(l.calls) > l.overdue {

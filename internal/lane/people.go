@@ -55,13 +55,6 @@ func (d *desk) look(ctx context.Context) error {
 	return nil
 }
 
-// asked reports whether the subscriber asks to be paused.
-func (d *desk) asked() bool {
-	d.l.mu.Lock()
-	defer d.l.mu.Unlock()
-	return d.l.unwanted != nil
-}
-
 // pauseAsked pauses the subscriber on its own word; what follows is as if a person had done it.
 func (d *desk) pauseAsked(ctx context.Context) error {
 	l := d.l

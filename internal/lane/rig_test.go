@@ -83,13 +83,16 @@ func newRig(t *testing.T, sub subscriber.Subscriber, options lane.Options) *rig 
 
 // newLane makes a lane in a stream that has no trouble of its own.
 func newLane(sub subscriber.Subscriber, options lane.Options, acks lane.Acks, ower lane.Ower, crowds func() bool) *lane.Lane {
-	stream := lane.Stream{
-		Term:     func() int64 { return term },
-		CaughtUp: func() bool { return true },
-		Pressed:  func() bool { return false },
-		Crowds:   crowds,
-		Refuse:   func(*event.Event) error { return nil },
-	}
+	return newLaneIn(lane.Stream{}, sub, options, acks, ower, crowds)
+}
+
+// newLaneIn is newLane in a stream of which something is told.
+func newLaneIn(stream lane.Stream, sub subscriber.Subscriber, options lane.Options, acks lane.Acks, ower lane.Ower, crowds func() bool) *lane.Lane {
+	stream.Term = func() int64 { return term }
+	stream.CaughtUp = func() bool { return true }
+	stream.Pressed = func() bool { return false }
+	stream.Crowds = crowds
+	stream.Refuse = func(*event.Event) error { return nil }
 	metrics := lane.NewVectors(prometheus.NewRegistry()).For(sub.Name())
 	return lane.New(0, sub, options, acks, ower, stream, metrics, slog.New(slog.DiscardHandler))
 }

@@ -45,6 +45,16 @@ func (r *Relay) registerMetrics() {
 	r.Registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "walpost_open_bytes", Help: "Size of the events received and not yet recorded as finished.",
 	}, func() float64 { return float64(r.Progress().OpenBytes) }))
+	r.Registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "walpost_leader", Help: "1 while this relay leads the slot, 0 while it stands by.",
+	}, func() float64 {
+		if r.Progress().State == Streaming && r.leads() {
+			return 1
+		}
+		return 0
+	}), prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "walpost_term", Help: "Number of the last leadership of this relay, 0 before the first.",
+	}, func() float64 { return float64(r.fence.Term()) }))
 	for i, sub := range r.Subscriptions {
 		name := sub.Subscriber.Name()
 		r.showOwed([]debt.Count{{Subscriber: name, State: "waiting"}, {Subscriber: name, State: "dead"}})

@@ -2,13 +2,11 @@ package relay
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"sync"
 	"time"
 
 	"github.com/backendstart/walpost/internal/ack"
-	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/outbox"
@@ -125,11 +123,8 @@ func (r *recorder) record(ctx context.Context, last bool) {
 			r.tracker.Recorded(settled, confirm)
 			return
 		}
-		if lost := errors.Is(err, debt.ErrChanged) || errors.Is(err, debt.ErrFenced); lost {
-			if why := asChanged(err); why != nil {
-				err = why
-			}
-			r.stop(err)
+		if why := asChanged(err); why != nil {
+			r.stop(why)
 			return
 		}
 		if ctx.Err() != nil {

@@ -20,6 +20,7 @@ import (
 	"github.com/backendstart/walpost/internal/dispatch"
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/lane"
+	"github.com/backendstart/walpost/internal/lease"
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/subscriber"
 	"github.com/backendstart/walpost/internal/wal"
@@ -45,7 +46,9 @@ type Options struct {
 	// Drain is how long a stop waits for what is in hand.
 	Drain    time.Duration
 	Registry prometheus.Registerer
-	Log      *slog.Logger
+	// Lease is how one of several relays leads; nil is for a relay that is the only one of its slot.
+	Lease *lease.Lease
+	Log   *slog.Logger
 }
 
 // Subscription is a subscriber and what it gets.
@@ -107,12 +110,22 @@ func New(o Options) *Relay {
 	}
 	r.owed = debt.NewStore(o.Pool, o.Slot).Within(r.fence).Limit(o.MaxEvent)
 	r.registerMetrics()
+	if o.Lease != nil {
+		o.Lease.Notified = r.notified
+	}
 	return r
 }
 
 // Run streams until ctx ends and everything in hand is finished or the drain is over. It comes back from
 // every loss of Postgres by itself; it returns an error when a person must act.
 func (r *Relay) Run(ctx context.Context) error {
+	if r.Lease != nil {
+		var keeping sync.WaitGroup
+		keep, end := context.WithCancel(context.WithoutCancel(ctx))
+		defer keeping.Wait()
+		defer end()
+		keeping.Go(func() { r.Lease.Run(keep) })
+	}
 	err := r.run(ctx)
 	r.setState(Stopped, err)
 	return err
@@ -146,6 +159,9 @@ func (r *Relay) run(ctx context.Context) error {
 				last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastRecord)
 				defer cancel()
 				r.endClean(last)
+				if r.Lease != nil {
+					r.Lease.Release()
+				}
 			}
 			return err
 		}
@@ -165,7 +181,7 @@ func (r *Relay) live(ctx context.Context, first *session, careful bool, found *s
 	run, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	parts := r.build(first, careful, found, stop)
-	ended := parts.start(run, r, func(ctx context.Context) { r.watch(ctx, first, stop) })
+	ended := parts.start(run, r, func(ctx context.Context) { r.watch(ctx, first, stop) }, stop)
 
 	err := r.stream(run, first, parts)
 	why := asChanged(err)
@@ -185,7 +201,7 @@ func (r *Relay) live(ctx context.Context, first *session, careful bool, found *s
 	}
 	r.setState(Stopping, err)
 	stop(nil)
-	if setup := (*wal.SetupError)(nil); err == nil && (errors.As(context.Cause(run), &setup) || errors.Is(context.Cause(run), debt.ErrFenced)) {
+	if setup := (*wal.SetupError)(nil); err == nil && errors.As(context.Cause(run), &setup) {
 		err = context.Cause(run)
 	}
 	return nil, errors.Join(err, <-ended)
@@ -224,6 +240,7 @@ func (r *Relay) build(s *session, careful bool, found *suspect, stop context.Can
 		name := sub.Subscriber.Name()
 		l := lane.New(i, target, options, tracker, r.owed, lane.Stream{
 			Term:     r.fence.Term,
+			MayBegin: r.leads,
 			CaughtUp: func() bool { return r.wal.Received() >= s.horizon },
 			Crowds:   func() bool { return tracker.Crowds(i) },
 			Pressed:  func() bool { return tracker.Pressed(i) },
@@ -256,7 +273,7 @@ func (r *Relay) build(s *session, careful bool, found *suspect, stop context.Can
 
 // start runs everything but the stream. When ctx ends, the lanes drain, then the recorder records for
 // the last time, then drained is closed and the channel gets the first error.
-func (p *parts) start(ctx context.Context, r *Relay, watch func(context.Context)) <-chan error {
+func (p *parts) start(ctx context.Context, r *Relay, watch func(context.Context), stop context.CancelCauseFunc) <-chan error {
 	ended := make(chan error, 1)
 	errs := make([]error, len(p.lanes))
 	var lanes, others sync.WaitGroup
@@ -266,6 +283,7 @@ func (p *parts) start(ctx context.Context, r *Relay, watch func(context.Context)
 	recording, recorded := context.WithCancel(context.WithoutCancel(ctx))
 	others.Go(func() { p.recorder.run(recording) })
 	others.Go(func() { watch(ctx) })
+	others.Go(func() { r.keepLead(ctx, p.lanes, stop) })
 	others.Go(func() { r.clean(ctx, p.ledger) })
 	others.Go(func() { r.newReplayer(p).run(ctx, recording) })
 	go func() {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -52,7 +51,7 @@ func asChanged(err error) *changed {
 	switch {
 	case errors.As(err, &c):
 		return c
-	case errors.Is(err, debt.ErrChanged):
+	case errors.Is(err, debt.ErrChanged), errors.Is(err, debt.ErrFenced):
 		return &changed{reason: err.Error()}
 	}
 	return nil
@@ -68,6 +67,7 @@ const steady = 10 * time.Second
 // slot. It returns nil without an error when ctx ends first.
 func (r *Relay) openUntilReady(ctx context.Context, open func(context.Context) (*session, error)) (*session, error) {
 	for failures := 1; ; failures++ {
+		r.awaitLead(ctx)
 		s, err := open(ctx)
 		if err == nil {
 			return s, nil
@@ -82,6 +82,9 @@ func (r *Relay) openUntilReady(ctx context.Context, open func(context.Context) (
 		state := Reconnecting
 		if errors.Is(err, wal.ErrSlotInUse) {
 			state = Waiting
+		}
+		if errors.Is(err, errNoLead) {
+			continue
 		}
 		r.setState(state, err)
 		r.Log.Warn("cannot stream, will try again", "state", state, "attempt", failures, "wait", wait, "err", err)
@@ -100,6 +103,8 @@ func final(err error) error {
 	switch {
 	case asChanged(err) != nil:
 		return err
+	case errors.Is(err, errNoLead):
+		return nil
 	case errors.Is(err, outbox.ErrNoTable): // while it is made anew under its old name
 		return nil
 	case errors.Is(err, wal.ErrStandby): // in a failover
@@ -127,6 +132,9 @@ func (r *Relay) open(ctx context.Context, why *changed) (_ *session, err error) 
 			s.conn.Close()
 		}
 	}()
+	if !r.leads() {
+		return nil, errNoLead
+	}
 	if err := r.findOrMakeSlot(ctx, s, why); err != nil {
 		return nil, err
 	}
@@ -134,6 +142,9 @@ func (r *Relay) open(ctx context.Context, why *changed) (_ *session, err error) 
 	defer cancel()
 	if err := s.conn.Start(taking, r.Slot, r.Publication); err != nil {
 		return nil, err
+	}
+	if !r.leads() { // making a slot can take long
+		return nil, errNoLead
 	}
 	// Only now, with the slot in hand, is what the subscribers have and owe ours to read: nothing that an
 	// earlier process has left on the server can change it any more.
@@ -211,7 +222,9 @@ func (r *Relay) look(ctx context.Context, mend bool) (_ *session, err error) {
 		if s.slot.Active && s.slot.Confirmed != 0 {
 			// Nothing is touched that belongs to whoever reads it. After a broken connection that can be
 			// our own last session, until the server notices.
-			return nil, fmt.Errorf("%w: pid %d", wal.ErrSlotInUse, s.slot.ActivePID)
+			if err := r.evict(ctx, s.slot); err != nil {
+				return nil, err
+			}
 		}
 	}
 	if s.record, err = loadRecord(ctx, r.Pool, r.Slot); err != nil {
@@ -237,7 +250,7 @@ func (r *Relay) look(ctx context.Context, mend bool) (_ *session, err error) {
 			return nil, err
 		}
 	}
-	if s.conn, err = wal.Connect(ctx, r.ReplicationURL, "walpost/"+r.Slot); err != nil {
+	if s.conn, err = wal.Connect(ctx, r.ReplicationURL, r.application()); err != nil {
 		return nil, err
 	}
 	if s.system, err = s.conn.Identify(ctx); err != nil {
@@ -263,15 +276,6 @@ func (r *Relay) ensurePublication(ctx context.Context, s *session) (err error) {
 		r.Log.Warn("the publication did not carry all tables any more; they are added again", "publication", r.Publication, "tables", s.mended.Added)
 	}
 	return nil
-}
-
-// holder names this process.
-func (r *Relay) holder() string {
-	host, err := os.Hostname()
-	if err != nil {
-		host = "unknown"
-	}
-	return fmt.Sprintf("%s/%d", host, os.Getpid())
 }
 
 // inspect looks up the tables of the sources.

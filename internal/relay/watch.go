@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/wal"
 )
@@ -34,10 +33,6 @@ func (r *Relay) watch(ctx context.Context, s *session, stop context.CancelCauseF
 		for _, err := range []error{lead, err} {
 			if why := asChanged(err); why != nil {
 				stop(why)
-				return
-			}
-			if errors.Is(err, debt.ErrFenced) {
-				stop(err)
 				return
 			}
 		}

@@ -1,0 +1,57 @@
+package lane
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+// errSuspended is the cause with which handlers end when the lane is suspended.
+var errSuspended = errors.New("the relay does not lead at the moment")
+
+// Suspend lets no attempt begin and ends the contexts of those that are under way, until Resume. What they
+// had in hand is tried again then; that it ended says nothing about it. It may be called at any time, and
+// again.
+func (l *Lane) Suspend() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.suspended {
+		return
+	}
+	l.suspended = true
+	if l.unlead != nil {
+		l.unlead(errSuspended)
+	}
+}
+
+// Resume is the end of Suspend.
+func (l *Lane) Resume() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.suspended {
+		return
+	}
+	l.suspended = false
+	if l.deliver != nil {
+		l.lead, l.unlead = context.WithCancelCause(l.deliver)
+	}
+	l.pump()
+}
+
+// Look lets the lane look at once what people have changed, and not only at the next interval.
+func (l *Lane) Look() {
+	l.mu.Lock()
+	l.lookNow = true
+	l.mu.Unlock()
+	signal(l.desk)
+}
+
+// lookDue reports whether it is time to look.
+func (d *desk) lookDue() bool {
+	l := d.l
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	due := l.lookNow || l.unwanted != nil || time.Since(d.looked) >= lookInterval
+	l.lookNow = false
+	return due
+}

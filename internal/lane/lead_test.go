@@ -1,0 +1,91 @@
+package lane_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/backendstart/walpost/internal/lane"
+	"github.com/backendstart/walpost/internal/subscriber"
+	"github.com/backendstart/walpost/internal/subscriber/subscribertest"
+)
+
+func TestLane_beginsNothingWhileSuspendedAndCountsNothingAgainstWhatItEnded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sub := subscribertest.Handling("slow", func(ctx context.Context, d subscriber.Delivery) error {
+			select {
+			case <-time.After(time.Second):
+				return nil
+			case <-ctx.Done():
+				return errors.New("cut off")
+			}
+		})
+		o := settings()
+		o.Concurrency = 2
+		r := runs(t, sub, o)
+		r.offer("K/1", "K/2", "L/1")
+		time.Sleep(500 * time.Millisecond)
+		r.Suspend()
+		synctest.Wait()
+		r.offer("M/1")
+		time.Sleep(time.Hour)
+		if got, want := slices.Sorted(slices.Values(attempted(sub.Calls()))), []string{"K/1", "L/1"}; !slices.Equal(got, want) {
+			t.Errorf("attempts while suspended: %v, want only those of before, %v", got, want)
+		}
+		if s := r.Stats(); s.Failed != 0 || s.BreakerOpen || s.Open != 4 {
+			t.Errorf("stats %+v, want nothing failed and four open", s)
+		}
+		r.Resume()
+		for _, e := range r.await(4) {
+			if e.dead || e.attempts != 0 {
+				t.Errorf("%+v, want delivered without a failure", e)
+			}
+		}
+		var ofK []string
+		for _, id := range attempted(sub.Calls()) {
+			if id[0] == 'K' {
+				ofK = append(ofK, id)
+			}
+		}
+		if want := []string{"K/1", "K/1", "K/2"}; !slices.Equal(ofK, want) {
+			t.Errorf("attempts of K: %v, want %v", ofK, want)
+		}
+	})
+}
+
+func TestLane_asksBeforeEachAttemptWhetherItMayBegin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		leads := true
+		sub := subscribertest.Recording()
+		r := newRig(t, sub, settings())
+		r.Lane = newLaneIn(lane.Stream{MayBegin: func() bool {
+			mu.Lock()
+			defer mu.Unlock()
+			return leads
+		}}, sub, settings(), acks{r.tracker, r}, r.debt, func() bool { return false })
+		r.start(time.Minute)
+		synctest.Wait()
+		r.offer("K/1")
+		r.await(1)
+		mu.Lock()
+		leads = false
+		mu.Unlock()
+		r.offer("K/2")
+		time.Sleep(time.Hour)
+		if got := len(sub.Calls()); got != 1 {
+			t.Errorf("%d attempts, want none after the lead was lost", got)
+		}
+		mu.Lock()
+		leads = true
+		mu.Unlock()
+		r.Resume()
+		if got := r.await(2)[1]; got.id != "K/2" || got.attempts != 0 {
+			t.Errorf("got %+v, want K/2 without a failure", got)
+		}
+	})
+}

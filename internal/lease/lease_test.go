@@ -1,0 +1,197 @@
+package lease
+
+import (
+	"context"
+	"log/slog"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/backendstart/walpost/internal/testdb"
+)
+
+// running is a lease whose Run has been started; it ends with the test.
+func running(t *testing.T, db *testdb.DB, holder string) *Lease {
+	t.Helper()
+	l := New(Options{URL: db.DSN, Slot: db.Name, Log: slog.New(slog.DiscardHandler)})
+	l.holder = holder
+	ctx, cancel := context.WithCancel(context.Background())
+	go l.Run(ctx)
+	t.Cleanup(func() {
+		cancel()
+		<-l.left
+	})
+	return l
+}
+
+// leads waits until the lease is held, makes the process the recorded leader, and returns how long it took.
+func leads(t *testing.T, db *testdb.DB, l *Lease) time.Duration {
+	t.Helper()
+	begun := time.Now()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	if err := l.Await(ctx); err != nil {
+		t.Fatalf("%s does not get the lease: %v (%s)", l.holder, err, l.State().Why)
+	}
+	if !l.Valid() {
+		t.Errorf("%s holds a lease that is not valid", l.holder)
+	}
+	db.Exec(`INSERT INTO walpost.leader AS l (slot, holder, term) VALUES ($1, $2, 1)
+		ON CONFLICT (slot) DO UPDATE SET holder = excluded.holder, term = l.term + 1`, db.Name, l.holder)
+	return time.Since(begun)
+}
+
+// elsewhere is a holder on a machine that nobody here can look at.
+func elsewhere(name string) string { return name + "/1/ffffff/" + random() }
+
+// changes waits until State says something else than held.
+func changes(t *testing.T, l *Lease, held bool) {
+	t.Helper()
+	limit := time.After(30 * time.Second)
+	for {
+		state := l.State()
+		if state.Held != held {
+			return
+		}
+		select {
+		case <-state.Changed:
+		case <-limit:
+			t.Fatalf("still held=%v (%s)", held, state.Why)
+		}
+	}
+}
+
+func TestLease_isHeldByOneAndGoesToTheNextAtOnceWhenItIsReleased(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	first := running(t, db, elsewhere("first"))
+	leads(t, db, first)
+	second := running(t, db, elsewhere("second"))
+	third := running(t, db, elsewhere("third"))
+	for _, l := range []*Lease{second, third} { // until they say that another one leads
+		for l.State().Why == "not asked yet" {
+			runtime.Gosched()
+		}
+		if state := l.State(); state.Held || l.Valid() {
+			t.Errorf("%s holds it too: %+v", l.holder, state)
+		}
+	}
+	first.Release()
+	if first.Valid() {
+		t.Error("a released lease is valid")
+	}
+	got := make(chan *Lease, 2)
+	for _, l := range []*Lease{second, third} {
+		go func() {
+			if l.Await(t.Context()) == nil {
+				got <- l
+			}
+		}()
+	}
+	begun := time.Now()
+	next := <-got
+	leads(t, db, next)
+	t.Logf("handed over after %v", time.Since(begun))
+	if second.Valid() && third.Valid() {
+		t.Error("two hold it")
+	}
+}
+
+func TestLease_isLostWithItsSessionAndTakenAgain(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	l := running(t, db, elsewhere("only"))
+	leads(t, db, l)
+	db.Exec(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1`, l.Application())
+	changes(t, l, true)
+	if l.Valid() {
+		t.Error("valid without a session")
+	}
+	t.Logf("taken again after %v", leads(t, db, l))
+}
+
+// The lock is free as soon as the server has ended the session, but its holder may not have heard of it.
+func TestLease_isTakenOnlyWhenTheLastHolderHasStoppedByItsOwnClock(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	db.Exec(`INSERT INTO walpost.leader (slot, holder, term) VALUES ($1, $2, 7)`, db.Name, elsewhere("cut-off"))
+	begun := bootTime()
+	leads(t, db, running(t, db, elsewhere("next")))
+	if waited := bootTime() - begun; waited < term {
+		t.Errorf("taken after %v, while the last holder may act for %v", waited, term)
+	}
+}
+
+func TestLease_isTakenAtOnceFromWhoCannotActAnyMore(t *testing.T) {
+	l := New(Options{Slot: "s"})
+	host, pid := "host/", "/4194304/" // above the largest process id
+	for what, test := range map[string]struct {
+		before string
+		from   holding
+		want   bool
+	}{
+		"nobody, or one that has left":    {before: "", want: false},
+		"this process":                    {before: l.holder, want: false},
+		"a process of here that has died": {before: host + pid[1:] + namespace() + "/abcdef", want: false},
+		"a process of here that lives":    {before: host + "1/" + namespace() + "/abcdef", want: true},
+		"a process of somewhere":          {before: host + pid[1:] + "ffffff/abcdef", want: true},
+		"one that has not asked for long": {before: elsewhere("x"), from: holding{expired: true}, want: false},
+		"what another version wrote":      {before: "host/17", want: true},
+	} {
+		if got := l.mayAct(test.before, test.from); got != test.want {
+			t.Errorf("%s: may act is %v, want %v", what, got, test.want)
+		}
+	}
+}
+
+func TestLease_endsASessionThatHasStoppedAsking(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	frozen := New(Options{URL: db.DSN, Slot: db.Name, Log: slog.New(slog.DiscardHandler)})
+	frozen.holder = elsewhere("frozen")
+	conn, err := frozen.connect(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(context.Background())
+	if err := frozen.stand(t.Context(), conn); err != nil { // takes the lock, and then nothing
+		t.Fatal(err)
+	}
+	db.Exec(`INSERT INTO walpost.leader (slot, holder, term) VALUES ($1, $2, 7)`, db.Name, frozen.holder)
+	begun := bootTime()
+	leads(t, db, running(t, db, elsewhere("next")))
+	if waited := bootTime() - begun; waited < term {
+		t.Errorf("taken after %v, want not before %v", waited, stale)
+	}
+	if _, err := conn.Exec(t.Context(), `SELECT 1`); err == nil {
+		t.Error("the session of the frozen holder still answers")
+	}
+}
+
+func TestLease_tellsWhenSomethingOfItsSlotWasChanged(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	told := make(chan struct{}, 10)
+	l := New(Options{URL: db.DSN, Slot: db.Name, Log: slog.New(slog.DiscardHandler), Notified: func() { told <- struct{}{} }})
+	ctx, cancel := context.WithCancel(t.Context())
+	go l.Run(ctx)
+	leads(t, db, l)
+	db.Exec(`SELECT pg_notify('walpost', 'another')`)
+	db.Exec(`SELECT pg_notify('walpost', $1)`, db.Name)
+	<-told
+	cancel()
+	<-l.left
+	if len(told) != 0 {
+		t.Error("told of another slot too")
+	}
+}
+
+func TestApplication_fitsWhatPostgresKeeps(t *testing.T) {
+	long := "a_slot_name_of_the_greatest_length_that_a_server_lets_one_choose"
+	for _, slot := range []string{"walpost", long[:63]} {
+		l := New(Options{Slot: slot})
+		if got := l.Application(); len(got) > 63 {
+			t.Errorf("%q has %d bytes, want at most 63", got, len(got))
+		}
+	}
+}

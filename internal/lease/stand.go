@@ -1,0 +1,176 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// lockKey is the advisory lock of a slot, the argument $1.
+const lockKey = `pg_catalog.hashtextextended('walpost/' || $1, 0)`
+
+// stand tries to get the lock until it has it, and then makes sure that nothing of the old holder goes on.
+func (l *Lease) stand(ctx context.Context, conn *pgx.Conn) error {
+	for said := ""; ; {
+		found, err := l.look(ctx, conn)
+		if err != nil {
+			return err
+		}
+		if found.pid == 0 {
+			got, err := l.try(ctx, conn)
+			if err != nil {
+				return err
+			}
+			if got {
+				return l.takeOver(ctx, conn, found)
+			}
+			continue
+		}
+		wait := heartbeat
+		switch {
+		case found.idle >= stale:
+			l.Log.Warn("the leader does not answer any more; ending its session", "holder", found.application, "pid", found.pid, "silent", found.idle)
+			if err := l.end(ctx, conn, `pid = $1`, found.pid); err != nil {
+				return err
+			}
+			found.expired = true
+			if err := l.takeFrom(ctx, conn, found); err == nil || !errors.Is(err, errStillHeld) {
+				return err
+			}
+			continue
+		case found.idle > stale/2:
+			wait = hurry
+		}
+		if found.application != said {
+			said = found.application
+			l.Log.Info("another relay leads; standing by", "slot", l.Slot, "holder", said)
+		}
+		l.set(false, 0, fmt.Sprintf("another relay leads: %s", found.application))
+		if err := l.listen(ctx, conn, wait); err != nil {
+			return err
+		}
+	}
+}
+
+// holding is what a standby sees of the leader's session.
+type holding struct {
+	pid         int32 // 0 when nobody holds the lock
+	application string
+	idle        time.Duration // since its last heartbeat, by the server's clock; 0 where the server hides it
+	expired     bool          // its lease has ended by its own clock
+}
+
+// look asks who holds the lock, and when that session last asked something. Of a role that it is not a
+// member of the server shows no times: then only an end of the session frees the lock.
+func (l *Lease) look(ctx context.Context, conn *pgx.Conn) (holding, error) {
+	ctx, cancel := context.WithTimeout(ctx, connectLimit)
+	defer cancel()
+	var h holding
+	var seconds float64
+	err := conn.QueryRow(ctx, `
+		SELECT l.pid, coalesce(a.application_name, ''), coalesce(extract(epoch FROM pg_catalog.clock_timestamp() - a.state_change), 0)::float8
+		FROM pg_catalog.pg_locks l LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
+		WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
+		AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
+		AND (l.classid::bigint << 32 | l.objid::bigint) = `+lockKey, l.Slot).Scan(&h.pid, &h.application, &seconds)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return holding{}, nil
+	}
+	if err != nil {
+		return holding{}, fmt.Errorf("look who leads slot %q: %w", l.Slot, err)
+	}
+	h.idle = time.Duration(seconds * float64(time.Second))
+	return h, nil
+}
+
+func (l *Lease) try(ctx context.Context, conn *pgx.Conn) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, connectLimit)
+	defer cancel()
+	var got bool
+	if err := conn.QueryRow(ctx, `SELECT pg_catalog.pg_try_advisory_lock(`+lockKey+`)`, l.Slot).Scan(&got); err != nil {
+		return false, fmt.Errorf("take the lock of slot %q: %w", l.Slot, err)
+	}
+	return got, nil
+}
+
+var errStillHeld = errors.New("the lock is still held")
+
+// takeFrom takes the lock of a session that is being ended.
+func (l *Lease) takeFrom(ctx context.Context, conn *pgx.Conn, from holding) error {
+	for range 20 {
+		got, err := l.try(ctx, conn)
+		if err != nil {
+			return err
+		}
+		if got {
+			return l.takeOver(ctx, conn, from)
+		}
+		if err := l.listen(ctx, conn, hurry/4); err != nil {
+			return err
+		}
+	}
+	return errStillHeld
+}
+
+// takeOver is called with the lock. The old holder may still act until its lease has ended by its own clock,
+// so unless it is known to be over that is waited for. Then all of its sessions are ended: a frozen one may
+// hold row locks, and its walsender the slot.
+func (l *Lease) takeOver(ctx context.Context, conn *pgx.Conn, from holding) error {
+	before, err := l.recorded(ctx, conn)
+	if err != nil {
+		return err
+	}
+	begun := bootTime()
+	for l.mayAct(before, from) && bootTime()-begun < term {
+		l.set(false, 0, "the last leader may still act for a moment: "+before)
+		// The lock needs its heartbeat, or the next standby takes us for frozen.
+		if _, err := conn.Exec(ctx, `SELECT 1`); err != nil {
+			return fmt.Errorf("wait for the end of the last leader's lease: %w", err)
+		}
+		if err := l.listen(ctx, conn, hurry); err != nil {
+			return err
+		}
+	}
+	if before == "" || before == l.holder {
+		return nil
+	}
+	return l.end(ctx, conn, `application_name = $1`, application(l.Slot, before))
+}
+
+// mayAct reports whether the last holder may not have heard yet that its lock is gone.
+func (l *Lease) mayAct(before string, from holding) bool {
+	return before != "" && before != l.holder && !from.expired && !isDead(before)
+}
+
+// recorded is the holder in walpost.leader; "" is nobody, or one that has left.
+func (l *Lease) recorded(ctx context.Context, conn *pgx.Conn) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, connectLimit)
+	defer cancel()
+	var holder string
+	err := conn.QueryRow(ctx, `SELECT holder FROM walpost.leader WHERE slot = $1`, l.Slot).Scan(&holder)
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return "", fmt.Errorf("look who led slot %q: %w", l.Slot, err)
+	}
+	return holder, nil
+}
+
+// end ends sessions of walpost. The same role suffices for that.
+// (PostgreSQL manual, "Server Signaling Functions")
+func (l *Lease) end(ctx context.Context, conn *pgx.Conn, which string, arg any) error {
+	ctx, cancel := context.WithTimeout(ctx, connectLimit)
+	defer cancel()
+	var n int64
+	err := conn.QueryRow(ctx, `
+		SELECT count(*) FILTER (WHERE pg_catalog.pg_terminate_backend(pid)) FROM pg_catalog.pg_stat_activity
+		WHERE `+which+` AND application_name LIKE 'walpost/%' AND pid <> pg_catalog.pg_backend_pid()`, arg).Scan(&n)
+	if err != nil {
+		return fmt.Errorf("end sessions of the last leader: %w (all replicas need the same role, or pg_signal_backend)", err)
+	}
+	if n > 0 {
+		l.Log.Warn("ended sessions of the last leader", "slot", l.Slot, "sessions", n)
+	}
+	return nil
+}

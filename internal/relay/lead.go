@@ -1,0 +1,160 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/backendstart/walpost/internal/lane"
+	"github.com/backendstart/walpost/internal/wal"
+)
+
+// errNoLead is why a relay with a lease waits.
+var errNoLead = errors.New("the relay does not lead")
+
+// leads reports whether the relay may act at this moment. One without a lease is the only one of its slot.
+func (r *Relay) leads() bool { return r.Lease == nil || r.Lease.Valid() }
+
+// awaitLead returns when the relay leads, or when ctx ends, and says meanwhile who does.
+func (r *Relay) awaitLead(ctx context.Context) {
+	if r.Lease == nil {
+		return
+	}
+	for {
+		lease := r.Lease.State()
+		if lease.Held {
+			return
+		}
+		state := Reconnecting
+		if lease.Reached {
+			state = Waiting
+		}
+		r.setState(state, fmt.Errorf("%w: %s", errNoLead, lease.Why))
+		select {
+		case <-lease.Changed:
+		case <-time.After(time.Second): // the reason may be another one now
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// keepLead lets the lanes act only while the relay leads. A lease that was lost and got again changes
+// nothing if nobody else has led in between; if somebody has, what is in memory is of no use any more.
+func (r *Relay) keepLead(ctx context.Context, lanes []*lane.Lane, stop context.CancelCauseFunc) {
+	if r.Lease == nil {
+		return
+	}
+	checked := 0 // the tenure under which the lanes may act
+	for {
+		lease := r.Lease.State()
+		again := time.Duration(-1)
+		switch {
+		case !lease.Held && checked != -1:
+			checked = -1
+			for _, l := range lanes {
+				l.Suspend()
+			}
+			if ctx.Err() == nil {
+				r.Log.Warn("the lease is lost; nothing is handed over until it is got again", "slot", r.Slot, "why", lease.Why)
+			}
+		case lease.Held && checked != lease.Tenure:
+			limited, cancel := context.WithTimeout(ctx, statementLimit)
+			err := r.fence.Check(limited, r.Pool)
+			cancel()
+			switch why := asChanged(err); {
+			case why != nil:
+				stop(why)
+				return
+			case err != nil:
+				again = 200 * time.Millisecond // Postgres is away once more
+			default:
+				if checked != 0 {
+					r.Log.Info("the lease is held again, and nobody else has led meanwhile", "slot", r.Slot)
+				}
+				checked = lease.Tenure
+				for _, l := range lanes {
+					l.Resume()
+				}
+			}
+		}
+		var retry <-chan time.Time
+		if again >= 0 {
+			retry = time.After(again)
+		}
+		select {
+		case <-lease.Changed:
+		case <-retry:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// notified is told by the lease's session that a person has changed something.
+func (r *Relay) notified() {
+	for _, l := range r.currentLanes() {
+		l.Look()
+	}
+}
+
+// evict ends the session that reads the slot, if that is a relay which does not lead any more, or our own
+// last session, of which the server has not noticed yet that it is gone. Whoever else reads the slot is left
+// alone.
+func (r *Relay) evict(ctx context.Context, slot *wal.Slot) error {
+	inUse := fmt.Errorf("%w: pid %d", wal.ErrSlotInUse, slot.ActivePID)
+	if r.Lease == nil || !r.Lease.Valid() {
+		return inUse
+	}
+	var application string
+	var ended bool
+	err := r.Pool.QueryRow(ctx, `
+		SELECT application_name, application_name LIKE 'walpost/%' AND pg_catalog.pg_terminate_backend(pid)
+		FROM pg_catalog.pg_stat_activity WHERE pid = $1`, slot.ActivePID).Scan(&application, &ended)
+	if err != nil {
+		return inUse // it has ended by itself, or is nobody's that we may see
+	}
+	if !ended {
+		return fmt.Errorf("%w, application %q: that is no relay: end it, or choose another slot", inUse, application)
+	}
+	r.Log.Warn("ended the session that still read the slot", "slot", r.Slot, "pid", slot.ActivePID, "application", application)
+	for deadline := time.Now().Add(evictLimit); time.Now().Before(deadline); pause(ctx, 20*time.Millisecond) {
+		found, err := wal.FindSlot(ctx, r.Pool, r.Slot)
+		if err != nil {
+			return err
+		}
+		if found == nil {
+			return inUse // it went with the session
+		}
+		if !found.Active {
+			*slot = *found
+			return nil
+		}
+	}
+	return inUse
+}
+
+// evictLimit is how long an ended session may take to let go of the slot before that is tried again.
+const evictLimit = 2 * time.Second
+
+// holder names this process.
+func (r *Relay) holder() string {
+	if r.Lease != nil {
+		return r.Lease.Holder()
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown"
+	}
+	return fmt.Sprintf("%s/%d", host, os.Getpid())
+}
+
+// application is what the replication session is called.
+func (r *Relay) application() string {
+	if r.Lease != nil {
+		return r.Lease.Application()
+	}
+	return "walpost/" + r.Slot
+}
