@@ -99,10 +99,10 @@ type Relay struct {
 	// WALBudget is how much WAL debt may hold: a size, Unlimited, or Auto.
 	WALBudget Size `name:"wal-budget" env:"WALPOST_WAL_BUDGET" type:"budget" default:"auto" placeholder:"SIZE" help:"WAL that a debtor may hold: a size, 0, unlimited, or auto (half of max_slot_wal_keep_size where the server sets it, else 10GiB)."`
 	// OnLostSlot is "repair" or "stop".
-	OnLostSlot string   `env:"WALPOST_ON_LOST_SLOT" enum:"repair,stop" default:"repair" placeholder:"WHAT" help:"When the slot is lost or its stream may have a hole: repair sends every unpublished row from the table; stop says what may be missing and how to go on."`
+	OnLostSlot string `env:"WALPOST_ON_LOST_SLOT" enum:"repair,stop" default:"repair" placeholder:"WHAT" help:"When the slot is lost or its stream may have a hole: repair sends every unpublished row from the table; stop says what may be missing and how to go on."`
 	// Single tells that no other relay of this slot runs or stands by.
-	Single     bool     `env:"WALPOST_SINGLE" help:"This is the only relay of the slot: no lease, and nobody takes over."`
-	Drain      Duration `env:"WALPOST_DRAIN" type:"duration" default:"20s" placeholder:"DURATION" help:"How long a stop may take to finish what is held."`
+	Single bool     `env:"WALPOST_SINGLE" help:"This is the only relay of the slot: no lease, and nobody takes over."`
+	Drain  Duration `env:"WALPOST_DRAIN" type:"duration" default:"20s" placeholder:"DURATION" help:"How long a stop may take to finish what is held."`
 
 	Flow `kong:"-"`
 }
