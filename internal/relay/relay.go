@@ -170,7 +170,7 @@ func (r *Relay) run(ctx context.Context) error {
 			short = 0
 		}
 		if short > 1 { // it may be the same again
-			pause(ctx, reconnect.Wait(short-1))
+			pause(ctx, rebuild.Wait(short-1))
 		}
 	}
 }

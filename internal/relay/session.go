@@ -60,6 +60,10 @@ func asChanged(err error) *changed {
 // waits between attempts to reach Postgres.
 var reconnect = lane.Backoff{Initial: 500 * time.Millisecond, Max: 15 * time.Second}
 
+// waits before everything is built anew once more. Nothing is delivered meanwhile, and a repair makes progress
+// even when the slot is lost again: what it has recorded stays recorded.
+var rebuild = lane.Backoff{Initial: 500 * time.Millisecond, Max: 2 * time.Second}
+
 // steady is how long a stream must have run for the next wait to be a short one again.
 const steady = 10 * time.Second
 
