@@ -82,8 +82,9 @@ func (l *Lane) call(c *call, live []*item) []error {
 	err := error(errSuspended)
 	if l.stream.MayBegin == nil || l.stream.MayBegin() {
 		err = l.protect(ctx, deliveries)
-	} else {
-		l.Suspend()
+	}
+	if errors.Is(err, errSuspended) || errors.Is(err, subscriber.ErrOldTerm) {
+		l.Suspend() // whoever keeps the lead finds out whether it is still ours
 	}
 	l.metrics.handle.Observe(time.Since(begun).Seconds())
 	if err == nil && time.Since(begun) > l.options.Timeout {

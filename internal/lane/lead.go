@@ -24,6 +24,14 @@ func (l *Lane) Suspend() {
 	}
 }
 
+// Suspended reports whether Resume is waited for. A lane suspends itself when it may not begin an attempt, and
+// when a subscriber has found out that somebody else has led.
+func (l *Lane) Suspended() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.suspended
+}
+
 // Resume is the end of Suspend.
 func (l *Lane) Resume() {
 	l.mu.Lock()

@@ -3,6 +3,7 @@ package lane_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"testing"
@@ -86,6 +87,38 @@ func TestLane_asksBeforeEachAttemptWhetherItMayBegin(t *testing.T) {
 		r.Resume()
 		if got := r.await(2)[1]; got.id != "K/2" || got.attempts != 0 {
 			t.Errorf("got %+v, want K/2 without a failure", got)
+		}
+	})
+}
+
+// A process that froze can find out by its subscriber's transaction, before its lease does, that another has led.
+func TestLane_suspendsItselfWhenASubscriberMeetsALaterTerm(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		old := true
+		sub := subscribertest.Handling("same-database", func(context.Context, subscriber.Delivery) error {
+			mu.Lock()
+			defer mu.Unlock()
+			if old {
+				return fmt.Errorf("write: %w", subscriber.ErrOldTerm)
+			}
+			return nil
+		})
+		r := runs(t, sub, settings())
+		r.offer("K/1")
+		r.offer("K/2")
+		time.Sleep(time.Hour)
+		if got := len(sub.Calls()); got != 1 || !r.Suspended() {
+			t.Errorf("%d attempts, suspended %v; want one and suspended", got, r.Suspended())
+		}
+		mu.Lock()
+		old = false
+		mu.Unlock()
+		r.Resume()
+		for _, e := range r.await(2) {
+			if e.dead || e.attempts != 0 {
+				t.Errorf("%+v, want delivered without a failure", e)
+			}
 		}
 	})
 }

@@ -260,6 +260,10 @@ func (l *Lease) keep(ctx context.Context, conn *pgx.Conn) error {
 		if err != nil {
 			return fmt.Errorf("the session of the lease does not answer: %w", err)
 		}
+		// An answer that came too late is none: once it was not valid, a tenure never is again.
+		if last != 0 && bootTime()-last >= term {
+			return errors.New("the session of the lease answered too late")
+		}
 		l.set(true, sent, "")
 		if err := l.listen(ctx, conn, heartbeat); err != nil {
 			return err

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/backendstart/walpost/internal/lane"
@@ -41,8 +42,12 @@ func (r *Relay) awaitLead(ctx context.Context) {
 	}
 }
 
+// lookAtLanes is how often it is looked whether a lane has suspended itself.
+const lookAtLanes = time.Second
+
 // keepLead lets the lanes act only while the relay leads. A lease that was lost and got again changes
-// nothing if nobody else has led in between; if somebody has, what is in memory is of no use any more.
+// nothing if nobody else has led in between; if somebody has, what is in memory is of no use any more. The
+// same is looked up for a lane that has suspended itself.
 func (r *Relay) keepLead(ctx context.Context, lanes []*lane.Lane, stop context.CancelCauseFunc) {
 	if r.Lease == nil {
 		return
@@ -50,7 +55,10 @@ func (r *Relay) keepLead(ctx context.Context, lanes []*lane.Lane, stop context.C
 	checked := 0 // the tenure under which the lanes may act
 	for {
 		lease := r.Lease.State()
-		again := time.Duration(-1)
+		again := lookAtLanes
+		if checked > 0 && slices.ContainsFunc(lanes, (*lane.Lane).Suspended) {
+			checked = 0
+		}
 		switch {
 		case !lease.Held && checked != -1:
 			checked = -1
@@ -71,7 +79,7 @@ func (r *Relay) keepLead(ctx context.Context, lanes []*lane.Lane, stop context.C
 			case err != nil:
 				again = 200 * time.Millisecond // Postgres is away once more
 			default:
-				if checked != 0 {
+				if checked == -1 {
 					r.Log.Info("the lease is held again, and nobody else has led meanwhile", "slot", r.Slot)
 				}
 				checked = lease.Tenure
@@ -80,13 +88,9 @@ func (r *Relay) keepLead(ctx context.Context, lanes []*lane.Lane, stop context.C
 				}
 			}
 		}
-		var retry <-chan time.Time
-		if again >= 0 {
-			retry = time.After(again)
-		}
 		select {
 		case <-lease.Changed:
-		case <-retry:
+		case <-time.After(again):
 		case <-ctx.Done():
 			return
 		}

@@ -18,13 +18,13 @@ import (
 // only bring that time forward, never back.
 type Achievements struct {
 	pool *pgxpool.Pool
+	slot string
 	log  *slog.Logger
 }
 
-// NewAchievements returns the subscriber "achievements". It needs no record in the inbox, so the slot is
-// not used.
-func NewAchievements(pool *pgxpool.Pool, _ string, log *slog.Logger) *Achievements {
-	return &Achievements{pool: pool, log: log}
+// NewAchievements returns the subscriber "achievements", whose deliveries are those of slot.
+func NewAchievements(pool *pgxpool.Pool, slot string, log *slog.Logger) *Achievements {
+	return &Achievements{pool: pool, slot: slot, log: log}
 }
 
 // Name is "achievements".
@@ -80,7 +80,7 @@ const grantAchievements = `
 func (a *Achievements) HandleBatch(ctx context.Context, deliveries []Delivery) error {
 	lessons, failed := readLessons(deliveries)
 	if len(lessons) > 0 {
-		err := execute(ctx, a.pool, grantAchievements,
+		err := execute(ctx, a.pool, a.slot, deliveries[0].Term, grantAchievements,
 			column(lessons, userOf),
 			column(lessons, trackOf),
 			column(lessons, func(l lesson) int64 { return l.LessonID }),

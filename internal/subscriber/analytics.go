@@ -13,12 +13,13 @@ import (
 // makes it idempotent without further means. It is safe for concurrent use.
 type Analytics struct {
 	pool *pgxpool.Pool
+	slot string
 	log  *slog.Logger
 }
 
-// NewAnalytics returns the subscriber "analytics". It needs no record in the inbox, so the slot is not used.
-func NewAnalytics(pool *pgxpool.Pool, _ string, log *slog.Logger) *Analytics {
-	return &Analytics{pool: pool, log: log}
+// NewAnalytics returns the subscriber "analytics", whose deliveries are those of slot.
+func NewAnalytics(pool *pgxpool.Pool, slot string, log *slog.Logger) *Analytics {
+	return &Analytics{pool: pool, slot: slot, log: log}
 }
 
 // Name is "analytics".
@@ -37,7 +38,7 @@ func (a *Analytics) HandleBatch(ctx context.Context, deliveries []Delivery) erro
 	lessons, failed := readLessons(deliveries)
 	if len(lessons) > 0 {
 		// Every batch inserts in the order of the key, so that two with events in common cannot deadlock.
-		err := execute(ctx, a.pool, `
+		err := execute(ctx, a.pool, a.slot, deliveries[0].Term, `
 			INSERT INTO public.analytics_events (event_id, event_type, user_id, track_slug, lesson_slug, occurred_at)
 			SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[], $4::text[], $5::text[], $6::timestamptz[])
 			ORDER BY 1

@@ -28,6 +28,9 @@ import (
 // and the new one is never older than it: so the effect happens once more for each replay that asks for
 // it, also if the replay breaks off and begins anew.
 //
+// Where deliveries carry a term, the transaction is part of that leadership of the slot: when another relay
+// has led it since, nothing happens and the error is ErrOldTerm.
+//
 // The event id is the identity, so a subscriber that reads several sources needs ids that are unique
 // over all of them. Once is safe for concurrent use.
 func Once(
@@ -36,6 +39,9 @@ func Once(
 ) error {
 	// InTx is read committed: a stricter level answers a concurrent record with a serialization failure,
 	// where this one waits and looks again. (PostgreSQL manual, "Read Committed Isolation Level")
+	if len(deliveries) == 0 {
+		return nil
+	}
 	return postgres.InTx(ctx, pool, func(tx pgx.Tx) error {
 		fresh, err := record(ctx, tx, slot, subscriber, deliveries)
 		if err != nil {
@@ -58,29 +64,29 @@ func record(ctx context.Context, tx pgx.Tx, slot, subscriber string, deliveries 
 			again[i], replayed = &delivery.Again, true
 		}
 	}
+	// All in one round trip. The leadership comes first: what waits for it holds nothing yet.
+	batch := &pgx.Batch{}
+	holdTerm(batch, slot, deliveries[0].Term)
 	if replayed {
 		// Locked in the order in which they are recorded.
-		_, err := tx.Exec(ctx, `
+		batch.Queue(`
 			DELETE FROM walpost.inbox WHERE (slot, subscriber, event_id) IN (
 				SELECT i.slot, i.subscriber, i.event_id FROM walpost.inbox i
 				JOIN (SELECT id, max(again) AS again FROM unnest($3::text[], $4::timestamptz[]) AS d(id, again) GROUP BY id) d ON d.id = i.event_id
 				WHERE i.slot = $1 AND i.subscriber = $2 AND i.done_at < d.again ORDER BY i.event_id FOR UPDATE OF i)`,
 			slot, subscriber, ids, again)
-		if err != nil {
-			return nil, err
-		}
 	}
+	var recorded []string
 	// A clock that was set back must not make a new record look like one of before.
-	rows, err := tx.Query(ctx, `
+	batch.Queue(`
 		INSERT INTO walpost.inbox (slot, subscriber, event_id, done_at)
 		SELECT $1, $2, id, greatest(now(), max(again)) FROM unnest($3::text[], $4::timestamptz[]) AS d(id, again) GROUP BY id ORDER BY id
 		ON CONFLICT DO NOTHING
-		RETURNING event_id`, slot, subscriber, ids, again)
-	if err != nil {
-		return nil, err
-	}
-	recorded, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
+		RETURNING event_id`, slot, subscriber, ids, again).Query(func(rows pgx.Rows) (err error) {
+		recorded, err = pgx.CollectRows(rows, pgx.RowTo[string])
+		return err
+	})
+	if err := tx.SendBatch(ctx, batch).Close(); err != nil {
 		return nil, err
 	}
 	isNew := make(map[string]bool, len(recorded))

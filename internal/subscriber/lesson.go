@@ -121,11 +121,14 @@ func logHandled(ctx context.Context, log *slog.Logger, message string, lessons [
 }
 
 // execute is one statement in a transaction of its own, so that its commit waits for the flush whatever
-// the role's synchronous_commit is: once the event counts as delivered, nobody sends it again.
-func execute(ctx context.Context, pool *pgxpool.Pool, sql string, args ...any) error {
+// the role's synchronous_commit is: once the event counts as delivered, nobody sends it again. It is part of
+// the leadership with that term; with term 0 of none.
+func execute(ctx context.Context, pool *pgxpool.Pool, slot string, term int64, sql string, args ...any) error {
 	return postgres.InTx(ctx, pool, func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, sql, args...)
-		return err
+		batch := &pgx.Batch{}
+		holdTerm(batch, slot, term)
+		batch.Queue(sql, args...)
+		return tx.SendBatch(ctx, batch).Close()
 	})
 }
 

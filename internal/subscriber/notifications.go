@@ -23,8 +23,8 @@ type Notifications struct {
 	notifier Notifier
 }
 
-// NewNotifications returns the subscriber "notifications", which sends through notifier. It needs no
-// record in the inbox, so the slot is not used.
+// NewNotifications returns the subscriber "notifications", which sends through notifier. It needs neither
+// the inbox nor the leadership of the slot, so that is not used: see outgoing.
 func NewNotifications(pool *pgxpool.Pool, _ string, log *slog.Logger, notifier Notifier) *Notifications {
 	return &Notifications{pool: pool, log: log, notifier: notifier}
 }
@@ -123,7 +123,8 @@ const (
 	writeTimeout = 2 * time.Second
 )
 
-// outgoing keeps what became of the mails until it is written.
+// outgoing keeps what became of the mails until it is written. That is no part of a leadership: a mail that
+// went out is true whoever leads by now, and one that is recorded is not sent again.
 type outgoing struct {
 	pool         *pgxpool.Pool
 	log          *slog.Logger
@@ -140,7 +141,7 @@ func (o *outgoing) write(ctx context.Context) error {
 	defer cancel()
 	// In the order of the key, so that two batches with events in common cannot deadlock; each event once,
 	// as an upsert must not meet a row twice.
-	err := execute(ctx, o.pool, `
+	err := execute(ctx, o.pool, "", 0, `
 		INSERT INTO public.notifications AS n (event_id, user_id, message, sent_at)
 		SELECT DISTINCT ON (event_id) event_id, user_id, message, CASE WHEN nr <= $4 THEN now() END
 		FROM unnest($1::text[], $2::bigint[], $3::text[]) WITH ORDINALITY AS a(event_id, user_id, message, nr)

@@ -1,0 +1,90 @@
+package subscriber_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/backendstart/walpost/internal/subscriber"
+	"github.com/backendstart/walpost/internal/testdb"
+)
+
+// under gives a delivery the term of a leadership.
+func under(term int64, d subscriber.Delivery) subscriber.Delivery {
+	d.Term = term
+	return d
+}
+
+func TestSubscribers_haveNoEffectUnderALeadershipThatIsOver(t *testing.T) {
+	db := testdb.New(t)
+	db.Exec(`INSERT INTO walpost.leader (slot, holder, term) VALUES ('s', 'next', 8)`)
+	log := slog.New(slog.DiscardHandler)
+	for table, sub := range map[string]subscriber.Subscriber{
+		"user_achievements": subscriber.NewAchievements(db.Pool, "s", log),
+		"analytics_events":  subscriber.NewAnalytics(db.Pool, "s", log),
+		"recommendations":   subscriber.NewRecommendations(db.Pool, "s", log),
+	} {
+		d := lessonOf(1, "go", 1)
+		if err := sub.Handle(t.Context(), under(7, d)); !errors.Is(err, subscriber.ErrOldTerm) {
+			t.Errorf("%s under an old term: %v, want ErrOldTerm", sub.Name(), err)
+		}
+		if got := db.Int(`SELECT count(*) FROM ` + table); got != 0 {
+			t.Errorf("%s has an effect under an old term", sub.Name())
+		}
+		if err := sub.Handle(t.Context(), under(8, d)); err != nil {
+			t.Errorf("%s under the term that is: %v", sub.Name(), err)
+		}
+		if got := db.Int(`SELECT count(*) FROM ` + table); got != 1 {
+			t.Errorf("%s has %d effects, want the one under the term that is", sub.Name(), got)
+		}
+	}
+	if got := db.Int(`SELECT count(*) FROM walpost.inbox`); got != 1 {
+		t.Errorf("%d records in the inbox, want one", got)
+	}
+}
+
+// An effect that is under way holds the leadership: the next leader gives nothing out before it has ended.
+func TestOnce_isOverBeforeTheNextLeadershipBegins(t *testing.T) {
+	db := testdb.New(t)
+	db.Exec(`INSERT INTO walpost.leader (slot, holder, term) VALUES ('s', 'first', 1)`)
+	db.Exec(`CREATE TABLE effects (id text)`)
+	write := func(ctx context.Context, tx pgx.Tx, fresh []subscriber.Delivery) error {
+		_, err := tx.Exec(ctx, `INSERT INTO public.effects VALUES ($1)`, fresh[0].ID)
+		return err
+	}
+	var took chan int64
+	err := subscriber.Once(t.Context(), db.Pool, "s", "n", []subscriber.Delivery{under(1, lessonOf(1, "go", 1))},
+		func(ctx context.Context, tx pgx.Tx, fresh []subscriber.Delivery) error {
+			took = make(chan int64, 1)
+			go func() { // what Fence.Lead does, and what the new leader sees when it may begin
+				db.Exec(`UPDATE walpost.leader SET term = 2 WHERE slot = 's'`)
+				took <- db.Int(`SELECT count(*) FROM effects`)
+			}()
+			for waits := int64(0); waits == 0; {
+				waits = db.Int(`SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`)
+			}
+			return write(ctx, tx, fresh)
+		})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := <-took; got != 1 {
+		t.Errorf("the new leader sees %d effects of the old one, want the one that was under way", got)
+	}
+	err = subscriber.Once(t.Context(), db.Pool, "s", "n", []subscriber.Delivery{under(1, lessonOf(1, "go", 2))}, write)
+	if !errors.Is(err, subscriber.ErrOldTerm) {
+		t.Errorf("after that: %v, want ErrOldTerm", err)
+	}
+}
+
+func TestOnce_saysThatItsSlotIsNotTheRelays(t *testing.T) {
+	db := testdb.New(t)
+	err := subscriber.Once(t.Context(), db.Pool, "other", "n", []subscriber.Delivery{under(1, lessonOf(1, "go", 1))},
+		func(context.Context, pgx.Tx, []subscriber.Delivery) error { return nil })
+	if err == nil || errors.Is(err, subscriber.ErrOldTerm) {
+		t.Errorf("got %v, want an error of its own: no wait for a leader mends it", err)
+	}
+}
