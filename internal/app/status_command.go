@@ -121,6 +121,9 @@ func printStatus(w io.Writer, s ops.Status) {
 		if slot.State == "" {
 			fmt.Fprintln(w, "  walpost did not make it.")
 		}
+		if slot.HeldBackBy != "" {
+			fmt.Fprintf(w, "  The server waits for a standby of synchronized_standby_slots (%s) before it sends more.\n", plain(slot.HeldBackBy, 100))
+		}
 	}
 	running := "nobody reads the slot: no relay runs, or it cannot stream"
 	if slot.Active {

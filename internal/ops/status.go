@@ -34,6 +34,8 @@ type Slot struct {
 	LagBytes     int64  `json:"lag_bytes"`      // from the confirmed position to the end of the WAL
 	Retained     int64  `json:"retained_bytes"` // that the server keeps for the slot
 	Safe         *int64 `json:"safe_wal_bytes"` // that may be written before it is lost; nil without a limit
+	// HeldBackBy is synchronized_standby_slots while the server waits for one of them before it sends.
+	HeldBackBy string `json:"held_back_by,omitempty"`
 }
 
 // Leader is who dispatches, or did so last.
@@ -100,6 +102,7 @@ func (d *Desk) Status(ctx context.Context) (Status, error) {
 		s.Slot.Exists, s.Slot.Active, s.Slot.ActivePID = true, slot.Active, slot.ActivePID
 		s.Slot.WALStatus, s.Slot.Invalidation, s.Slot.Confirmed = slot.WALStatus, slot.Invalidation, slot.Confirmed.String()
 		s.Slot.LagBytes, s.Slot.Retained, s.Slot.Safe = max(0, slot.LagBytes), max(0, slot.RetainedBytes), slot.SafeBytes
+		s.Slot.HeldBackBy = slot.HeldBackBy
 	}
 	rows, err := d.debt().Subscribers(ctx)
 	if err != nil {

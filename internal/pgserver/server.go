@@ -50,6 +50,8 @@ type Options struct {
 	// Log gets a debug line for what happens to the server; nil is silence. The server's own log is a
 	// file, see Server.LogFile.
 	Log *slog.Logger
+
+	primary *Server // whose cluster is copied; nil makes a new one
 }
 
 // A Server is a private Postgres server with a superuser "postgres" and a random password. It listens
@@ -114,7 +116,11 @@ func Start(ctx context.Context, options Options) (*Server, error) {
 
 // setUp makes the cluster and starts it for the first time.
 func (s *Server) setUp(ctx context.Context, options Options) error {
-	if err := s.initdb(ctx, options.InitArgs); err != nil {
+	if options.primary != nil {
+		if err := s.copyFrom(ctx, options.primary); err != nil {
+			return err
+		}
+	} else if err := s.initdb(ctx, options.InitArgs); err != nil {
 		return err
 	}
 	s.mu.Lock()

@@ -47,15 +47,17 @@ func (r *Relay) whileStopping(err error) error {
 // Health tells whether the relay moves, and if not, who holds it.
 func (r *Relay) Health() Health {
 	r.mu.Lock()
-	state, problem, trouble, tracker, recorder := r.state, r.problem, r.trouble, r.tracker, r.recorder
+	state, problem, found, tracker, recorder := r.state, r.problem, []string{r.trouble, r.held}, r.tracker, r.recorder
 	r.mu.Unlock()
 	h := Health{State: state, Ready: state == Streaming || state == Waiting}
 	if problem != "" {
 		h.Problems = append(h.Problems, problem)
 	}
-	if trouble != "" {
-		h.Ready = false
-		h.Problems = append(h.Problems, trouble)
+	for _, trouble := range found {
+		if trouble != "" {
+			h.Ready = false
+			h.Problems = append(h.Problems, trouble)
+		}
 	}
 	if tracker == nil {
 		return h

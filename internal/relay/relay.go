@@ -88,7 +88,8 @@ type Relay struct {
 	mu       sync.Mutex
 	state    State            // guarded by mu
 	problem  string           // why it does not stream; guarded by mu
-	trouble  string           // what watch has found; guarded by mu
+	trouble  string           // what watch has found of the publication; guarded by mu
+	held     string           // and that the server holds the stream back; guarded by mu
 	lanes    []*lane.Lane     // guarded by mu
 	tracker  *ack.Tracker     // nil before the first session; guarded by mu
 	recorder *recorder        // the same

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/wal"
 )
@@ -20,11 +21,12 @@ const (
 // do not vanish while the slot is idle, and a change that the stream does not tell is noticed.
 func (r *Relay) watch(ctx context.Context, s *session, stop context.CancelCauseFunc) {
 	fingerprint := s.fingerprint
+	var held hold
 	ticker := time.NewTicker(watchInterval)
 	defer ticker.Stop()
 	for {
 		limited, cancel := context.WithTimeout(ctx, statementLimit)
-		r.observe(limited)
+		held = r.observe(limited, held)
 		var err error
 		fingerprint, err = r.publicationChanged(limited, s.tables, fingerprint)
 		lead := r.fence.Check(limited, r.Pool)
@@ -44,10 +46,12 @@ func (r *Relay) watch(ctx context.Context, s *session, stop context.CancelCauseF
 	}
 }
 
-// observe brings the metrics that come from SQL up to date. While Postgres is away they stay as they were.
-func (r *Relay) observe(ctx context.Context) {
+// observe brings what comes from SQL up to date, and returns what to compare the next look with. While
+// Postgres is away it all stays as it was.
+func (r *Relay) observe(ctx context.Context, before hold) hold {
 	if slot, err := wal.FindSlot(ctx, r.Pool, r.Slot); err == nil && slot != nil {
 		r.wal.Observe(*slot)
+		before = r.heldBack(slot.HeldBackBy, before)
 	}
 	if counts, err := r.owed.Counts(ctx); err == nil {
 		r.showOwed(counts)
@@ -57,6 +61,26 @@ func (r *Relay) observe(ctx context.Context) {
 		r.lost = lost
 		r.mu.Unlock()
 	}
+	return before
+}
+
+// hold is a look at a server that sends nothing before a standby has it.
+type hold struct {
+	by       string // the standbys' slots; "" while it sends
+	received event.LSN
+}
+
+// heldBack tells of a server that has held the stream back from one look to the next. A moment of it is what
+// happens at every commit.
+func (r *Relay) heldBack(by string, before hold) hold {
+	now := hold{by, r.wal.Received()}
+	problem := ""
+	if by != "" && now == before {
+		problem = fmt.Sprintf("the server sends no event before the standbys of synchronized_standby_slots (%s) have it, and one of them does not move: "+
+			"bring it back, or take it off that setting and reload; walpost doctor says which", by)
+	}
+	r.tell(&r.held, problem)
+	return now
 }
 
 // publicationChanged compares what the publication carries with what it carried when the stream began. A
@@ -81,13 +105,16 @@ func (r *Relay) publicationChanged(ctx context.Context, tables []*outbox.Table, 
 	return now, nil
 }
 
-func (r *Relay) setTrouble(trouble string) {
+func (r *Relay) setTrouble(trouble string) { r.tell(&r.trouble, trouble) }
+
+// tell replaces a problem that Health shows, and logs it once.
+func (r *Relay) tell(shown *string, problem string) {
 	r.mu.Lock()
-	before := r.trouble
-	r.trouble = trouble
+	before := *shown
+	*shown = problem
 	r.mu.Unlock()
-	if trouble != "" && trouble != before {
-		r.Log.Error("the relay is not well", "problem", trouble)
+	if problem != "" && problem != before {
+		r.Log.Error("the relay is not well", "problem", problem)
 	}
 }
 

@@ -2,6 +2,7 @@ package testdb
 
 import (
 	"context"
+	"maps"
 	"os"
 	"path/filepath"
 	"testing"
@@ -10,6 +11,20 @@ import (
 
 	"github.com/backendstart/walpost/internal/pgserver"
 )
+
+// NewStandby returns a streaming standby of a server that the test made with NewServer, which restarts for
+// it. The settings come on top of those of NewServer and must name what the primary was given beyond them.
+func NewStandby(t testing.TB, primary *pgserver.Server, settings map[string]string) *pgserver.Server {
+	t.Helper()
+	all := maps.Clone(serverSettings)
+	maps.Copy(all, settings)
+	standby, err := primary.Standby(t.Context(), pgserver.Options{Settings: all})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stopAtEnd(t, standby)
+	return standby
+}
 
 // Standby lets a server that is down come up as a standby of its own WAL. Without slots it is one to which
 // none was copied, as all were before Postgres 17.

@@ -71,6 +71,11 @@ func NewServer(t testing.TB, settings map[string]string) *pgserver.Server {
 	if err != nil {
 		t.Fatalf("a server of one's own: %v\n%s", err, howToGetOne)
 	}
+	stopAtEnd(t, server)
+	return server
+}
+
+func stopAtEnd(t testing.TB, server *pgserver.Server) {
 	t.Cleanup(func() {
 		ctx, cancel := cleanupContext()
 		defer cancel()
@@ -79,7 +84,6 @@ func NewServer(t testing.TB, settings map[string]string) *pgserver.Server {
 			t.Logf("stop the test's server: %v", err)
 		}
 	})
-	return server
 }
 
 // Exec runs a statement and returns how many rows it touched.

@@ -34,7 +34,11 @@ type Slot struct {
 	SafeBytes        *int64 // may still be written before the slot is lost; nil without a limit
 	CatalogAge       int64  // transactions since the oldest whose dead catalogue rows the slot keeps from vacuum
 	SpilledBytes     int64  // written to the server's disk to decode large transactions, ever
-	here             string // the database of the query
+	// HeldBackBy is synchronized_standby_slots while the sender waits for a standby named there to have what it is
+	// about to send; from 17 on, and only to roles that may see the sender's session.
+	// (PostgreSQL manual, "synchronized_standby_slots")
+	HeldBackBy string
+	here       string // the database of the query
 }
 
 // Lost reports whether the server has given up keeping WAL for the slot.
@@ -48,10 +52,12 @@ func FindSlot(ctx context.Context, q Querier, name string) (*Slot, error) {
 	err := q.QueryRow(ctx, `
 		SELECT to_jsonb(s), coalesce(pg_catalog.pg_wal_lsn_diff(w.lsn, s.confirmed_flush_lsn), 0)::bigint,
 		       coalesce(pg_catalog.pg_wal_lsn_diff(w.lsn, s.restart_lsn), 0)::bigint,
-		       coalesce(pg_catalog.age(s.catalog_xmin), 0)::bigint, coalesce(d.spill_bytes, 0), pg_catalog.current_database()
+		       coalesce(pg_catalog.age(s.catalog_xmin), 0)::bigint, coalesce(d.spill_bytes, 0), pg_catalog.current_database(),
+		       coalesce((SELECT pg_catalog.current_setting('synchronized_standby_slots', true) FROM pg_catalog.pg_stat_activity a
+		                 WHERE a.pid = s.active_pid AND a.wait_event = 'WaitForStandbyConfirmation'), '')
 		FROM pg_catalog.pg_replication_slots s LEFT JOIN pg_catalog.pg_stat_replication_slots d USING (slot_name), (SELECT CASE WHEN pg_catalog.pg_is_in_recovery()
 		         THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_lsn() END AS lsn) w
-		WHERE s.slot_name = $1`, name).Scan(&row, &s.LagBytes, &s.RetainedBytes, &s.CatalogAge, &s.SpilledBytes, &s.here)
+		WHERE s.slot_name = $1`, name).Scan(&row, &s.LagBytes, &s.RetainedBytes, &s.CatalogAge, &s.SpilledBytes, &s.here, &s.HeldBackBy)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
 	}
