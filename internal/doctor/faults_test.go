@@ -278,8 +278,7 @@ var slotFaults = []fault{
 	{name: "has another timeline", check: "same-server", level: doctor.Problem, says: "timeline 7",
 		seed: then((*world).relay, run("UPDATE walpost.slots SET timeline = 7")), do: (*world).relay},
 	{name: "is not marked for failover", check: "failover-slot", level: doctor.Warning, says: "not marked for failover", from: 17,
-		seed: func(w *world) { w.slot(w.db.Name, "pgoutput"); w.options.ReplicationURL = w.db.DSN },
-		do:   func(w *world) {}},
+		seed: func(w *world) { w.slot(w.db.Name, "pgoutput") }},
 }
 
 // walFaults are of slots, and of what the whole server keeps for them.

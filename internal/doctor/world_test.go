@@ -181,12 +181,20 @@ func (w *world) restart() {
 	w.db.Pool.Reset()
 }
 
-// execute runs a statement as psql would: what a reload changes is there for the next session.
+// execute runs a statement as psql would: what a reload changes is there for the next session. A replication
+// command needs a connection of that kind.
 func execute(t *testing.T, dsn, sql string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 20*time.Second) // for cleanups, too
 	defer cancel()
-	conn, err := pgx.Connect(ctx, dsn)
+	config, err := postgres.ConnConfig(dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.HasPrefix(sql, "ALTER_REPLICATION_SLOT") {
+		config.RuntimeParams["replication"] = "database"
+	}
+	conn, err := pgx.ConnectConfig(ctx, config)
 	if err != nil {
 		t.Fatal(postgres.ConnectError(err, dsn))
 	}
