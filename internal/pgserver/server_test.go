@@ -135,6 +135,32 @@ func TestServer_keepsPortAndDataOverRestartAndCrash(t *testing.T) {
 	}
 }
 
+func TestStandby_followsItsPrimaryAndTakesOverNoSlot(t *testing.T) {
+	primary := start(t, Options{})
+	exec1(t, primary, "CREATE TABLE t AS SELECT 1 AS n")
+	exec1(t, primary, "SELECT pg_create_physical_replication_slot('standby')")
+	standby, err := primary.Standby(t.Context(), Options{Settings: map[string]string{"primary_slot_name": "standby"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := standby.Stop(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	exec1(t, primary, "INSERT INTO t VALUES (2)")
+	eventually(t, "the row is on the standby", func() bool { return exec1(t, standby, "SELECT sum(n) FROM t") == "3" })
+	for server, want := range map[*Server]string{primary: "false, 1", standby: "true, 0"} {
+		if got := exec1(t, server, "SELECT pg_is_in_recovery() || ', ' || count(*) FROM pg_replication_slots"); got != want {
+			t.Errorf("in recovery, and number of slots: %q, want %q", got, want)
+		}
+	}
+	exec1(t, standby, "SELECT pg_promote()")
+	if got := exec1(t, standby, "INSERT INTO t VALUES (3) RETURNING n"); got != "3" {
+		t.Errorf("after the promotion an insert gives %q, want 3", got)
+	}
+}
+
 func TestServer_answersNobodyWhileFrozen(t *testing.T) {
 	server := start(t, Options{})
 	conn, err := pgconn.Connect(t.Context(), server.DSN("postgres"))
