@@ -154,6 +154,26 @@ func (w *world) examine(check string) []doctor.Finding {
 	return found
 }
 
+// examineUntil examines again for some seconds while the check does not say what it should: the statistics of
+// Postgres 14 arrive half a second late.
+func (w *world) examineUntil(check string, so func([]doctor.Finding) bool) []doctor.Finding {
+	w.t.Helper()
+	deadline := time.After(5 * time.Second)
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		found := w.examine(check)
+		if so(found) {
+			return found
+		}
+		select {
+		case <-deadline:
+			return found
+		case <-tick.C:
+		}
+	}
+}
+
 // mend does what the findings say, as a superuser: their SQL, one statement after the other, and a restart.
 func (w *world) mend(findings []doctor.Finding) {
 	w.t.Helper()
