@@ -3,12 +3,13 @@
 GOLANGCI := 2.15.0
 PKG      ?= ./...
 ARGS     ?=
+VERSIONS ?= 14 15 16 17 18
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-docker test-pooler race soak golden lint fmt check up down
+.PHONY: help build demo test test-versions test-docker test-pooler race soak golden lint fmt check up down
 
 help: ## This list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' Makefile
 
 build: ## The static binary, bin/walpost
 	CGO_ENABLED=0 go build -trimpath -o bin/walpost ./cmd/walpost
@@ -22,6 +23,9 @@ test: ## Every test against a real Postgres with the race detector, under 5 minu
 	@sh scripts/ensure-postgres.sh
 	@go vet $(PKG)
 	@go run ./scripts/gotest -race -timeout 5m $(PKG)
+
+test-versions: ## Every test on each supported version of Postgres, without -race; VERSIONS="14 18" for some, PKG for one room
+	@PKG="$(PKG)" ARGS="$(ARGS)" sh scripts/test-versions.sh $(VERSIONS)
 
 test-docker: ## The tests that need Docker
 	go test -tags docker -run Container -timeout 10m ./internal/testdb
