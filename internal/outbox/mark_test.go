@@ -146,6 +146,41 @@ func TestMark_worksOnOtherPeoplesTables(t *testing.T) {
 	}
 }
 
+// Statistics are of an hour when everything was published; then a backlog came.
+func TestMark_findsRowsByTheirKeyWhateverTheStatisticsSay(t *testing.T) {
+	db := testdb.New(t)
+	table := inspect(t, db, ours())
+	fill(db, 2000)
+	db.Exec(`UPDATE outbox SET published_at = now()`)
+	db.Exec(`VACUUM ANALYZE outbox`)
+	db.Exec(`INSERT INTO outbox (event_id, event_type, payload) SELECT 'late' || n, 't', '{}' FROM generate_series(1, 2000) n`)
+	var rows []outbox.Marked
+	for _, id := range db.Texts(`SELECT id::text FROM outbox WHERE event_id LIKE 'late%' LIMIT 500`) {
+		rows = append(rows, outbox.Marked{Row: id, EventID: id, Owed: true})
+	}
+	err := postgres.InTx(t.Context(), db.Pool, func(tx pgx.Tx) error {
+		result, err := table.Mark(t.Context(), tx, slot, rows)
+		if err != nil {
+			return err
+		}
+		if result.Marked != len(rows) {
+			t.Errorf("got %+v, want %d marked", result, len(rows))
+		}
+		// It counts the scans of this transaction.
+		var got int64
+		if err := tx.QueryRow(t.Context(), `SELECT pg_stat_get_xact_numscans('public.idx_outbox_unpublished'::regclass)`).Scan(&got); err != nil {
+			return err
+		}
+		if got != 0 {
+			t.Error("it reads all that is unpublished to find a few rows of it")
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestMark_findsRowsOfAPartitionedTable(t *testing.T) {
 	db := testdb.New(t)
 	db.Exec(`CREATE TABLE o (id bigint, day timestamptz, type text, payload text, published_at timestamptz, PRIMARY KEY (id, day)) PARTITION BY RANGE (day)`)
