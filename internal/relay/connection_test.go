@@ -85,10 +85,11 @@ func TestRelay_goesOnInTheMiddleOfATransaction(t *testing.T) {
 	}
 }
 
-// A fast stop of the server must not wait for an event that nobody can finish.
+// F-31: a fast stop of the server must not wait for an event that nobody can finish, whatever its
+// wal_sender_timeout.
 func TestRelay_letsPostgresStopWhileAnEventIsOpen(t *testing.T) {
 	t.Parallel()
-	server := testdb.NewServer(t, nil)
+	server := testdb.NewServer(t, map[string]string{"wal_sender_timeout": "0"})
 	db := testdb.On(t, server)
 	handle, release := blockingOne("open")
 	sub := keeping(handle)
@@ -116,7 +117,7 @@ func TestRelay_letsPostgresStopWhileAnEventIsOpen(t *testing.T) {
 	once(t, sub, []string{"open", "after"})
 }
 
-// The server goes away under load, politely and not.
+// F-31: the server goes away under load, politely and not.
 func TestRelay_losesAndRepeatsNothingWhenTheServerRestarts(t *testing.T) {
 	for name, restart := range map[string]func(context.Context, *pgserver.Server) error{
 		"fast stop": func(ctx context.Context, s *pgserver.Server) error { return s.Restart(ctx) },

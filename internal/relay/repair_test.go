@@ -246,6 +246,41 @@ func TestRelay_repairsASlotThatIsInvalidatedWhileItStreams(t *testing.T) {
 	once(t, sub, slices.Concat([]string{"open"}, numbered("behind", 3), numbered("beside", 3), numbered("meanwhile", 3)))
 }
 
+// F-35: the server has given the slot up while no relay ran: it was too far behind or, from 18 on, idle for too
+// long.
+func TestRelay_repairsASlotThatWasLostWhileItWasAway(t *testing.T) {
+	t.Parallel()
+	db := testdb.On(t, testdb.NewServer(t, smallWAL))
+	ways := map[string]func(){"too far behind": func() { invalidate(db) }}
+	if major(db) >= 18 {
+		ways["idle"] = func() {
+			db.Exec(`ALTER SYSTEM SET idle_replication_slot_timeout = '1s'`)
+			db.Exec(`SELECT pg_reload_conf()`)
+			eventually(t, "a checkpoint takes the slot away", func() bool {
+				db.Exec(`CHECKPOINT`)
+				return db.Int(`SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1 AND to_jsonb(pg_replication_slots)->>'invalidation_reason' = 'idle_timeout'`, db.Name) == 1
+			})
+			db.Exec(`ALTER SYSTEM RESET idle_replication_slot_timeout`)
+			db.Exec(`SELECT pg_reload_conf()`)
+		}
+	}
+	for name, lose := range ways {
+		sub := subscribertest.Recording()
+		streaming(t, options(t, db, sub)).shutDown()
+		db.Exec(`DELETE FROM walpost.audit`)
+		insertAll(db, "a", numbered(name, 3))
+		lose()
+		o := options(t, db, sub)
+		r := streaming(t, o)
+		insert(db, name+" after", "a")
+		if got, want := sub.AwaitDelivered(t, 4), append(numbered(name, 3), name+" after"); !slices.Equal(got, want) {
+			t.Errorf("%s: delivered %v, want %v", name, got, want)
+		}
+		wantRepairs(t, db, o, "anew")
+		r.shutDown()
+	}
+}
+
 // smallWAL lets a slot be lost after a few segments.
 var smallWAL = map[string]string{"max_slot_wal_keep_size": "16MB", "min_wal_size": "32MB", "max_wal_size": "48MB", "wal_keep_size": "0"}
 

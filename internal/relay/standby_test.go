@@ -20,9 +20,9 @@ func major(db *testdb.DB) int64 {
 	return db.Int(`SELECT current_setting('server_version_num')::int / 10000`)
 }
 
-// F-07: the primary dies and a standby that streamed from it is promoted. The relay is given both addresses and
-// follows by itself. From 17 on the standby has a copy of the slot, which goes on; before, it has none. Debt of
-// the last moment is on the standby, or its row is, unmarked.
+// F-07, F-48: the primary dies and a standby that streamed from it is promoted. The relay is given both addresses
+// and follows by itself. From 17 on the standby has a copy of the slot, a little behind, which goes on; before, it
+// has none.
 func TestRelay_followsToAStandbyThatIsPromoted(t *testing.T) {
 	t.Parallel()
 	primary := testdb.NewServer(t, nil)
