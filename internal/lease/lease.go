@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	mathrand "math/rand/v2"
 	"os"
 	"strconv"
 	"strings"
@@ -33,6 +34,9 @@ const (
 	stale = 4 * time.Second
 	// hurry is how often a standby looks while the holder is late.
 	hurry = 200 * time.Millisecond
+	// longest is the longest wait between two attempts to get a session. A standby is useless without one, so
+	// it is short; and long enough for a server that refuses everybody.
+	longest = 4 * time.Second
 	// connectLimit bounds an attempt to connect, and each statement of a takeover.
 	connectLimit = 5 * time.Second
 )
@@ -176,11 +180,15 @@ func (l *Lease) Run(ctx context.Context) {
 		}
 	}()
 	var said string
-	for {
+	for failures := 0; ; failures++ {
+		begun := time.Now()
 		err := l.session(ctx)
 		if ctx.Err() != nil {
 			l.set(false, 0, "it was released")
 			return
+		}
+		if time.Since(begun) > longest { // it was a session
+			failures = 0
 		}
 		if text := err.Error(); text != said { // once for each trouble
 			said = text
@@ -189,10 +197,17 @@ func (l *Lease) Run(ctx context.Context) {
 		l.set(false, 0, err.Error())
 		l.reach(false)
 		select {
-		case <-time.After(heartbeat / 2):
+		case <-time.After(pauseAfter(failures)):
 		case <-ctx.Done():
 		}
 	}
+}
+
+// pauseAfter is how long to wait after so many sessions in a row that did not last: at first so short that a
+// restart of the server costs little, and never the same for all that wait.
+func pauseAfter(failures int) time.Duration {
+	most := min(heartbeat/2<<min(failures, 8), longest)
+	return most/2 + mathrand.N(most/2)
 }
 
 // session connects, waits for the lock and keeps it until the session or ctx ends.

@@ -195,3 +195,19 @@ func TestApplication_fitsWhatPostgresKeeps(t *testing.T) {
 		}
 	}
 }
+
+func TestPauseAfter_growsToItsCapAndIsNeverTheSameForAll(t *testing.T) {
+	for failures, most := range map[int]time.Duration{0: heartbeat / 2, 1: heartbeat, 2: 2 * heartbeat, 3: longest, 1000: longest} {
+		seen := map[time.Duration]bool{}
+		for range 100 {
+			got := pauseAfter(failures)
+			if got < most/2 || got > most {
+				t.Errorf("after %d failures: %v, want between %v and %v", failures, got, most/2, most)
+			}
+			seen[got] = true
+		}
+		if len(seen) < 50 {
+			t.Errorf("after %d failures: %d different waits of 100, want jitter", failures, len(seen))
+		}
+	}
+}

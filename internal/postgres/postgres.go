@@ -21,6 +21,9 @@ import (
 // operating system lets a start hang for minutes on a host that swallows packets.
 const connectTimeout = 10 * time.Second
 
+// pingTimeout is how long a connection that has been idle may take to show that it lives.
+const pingTimeout = 3 * time.Second
+
 // Open parses dsn (a postgres:// URL, key=value pairs, or "" for the PG* environment variables), opens
 // a pool whose sessions carry application as application_name, and connects once, so that a wrong
 // password or a server that is away is known now. Behind a pooler no statement is prepared by name, so that
@@ -33,6 +36,9 @@ func Open(ctx context.Context, dsn, application string) (*pgxpool.Pool, error) {
 		return nil, err
 	}
 	config.ConnConfig.RuntimeParams["application_name"] = application
+	if config.PingTimeout == 0 { // a connection whose other end is gone without a word is found before it is used
+		config.PingTimeout = pingTimeout
+	}
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
 		return nil, Mask(fmt.Errorf("open pool on %s: %w", target(&config.ConnConfig.Config), err), dsn)

@@ -161,6 +161,7 @@ type line struct {
 	mu    sync.Mutex
 	cut   bool                  // guarded by mu
 	conns map[net.Conn]struct{} // guarded by mu
+	holes chan struct{}         // closed when what is open now swallows everything; guarded by mu
 }
 
 // newLine returns a line to the database and the connection string that leads through it.
@@ -170,7 +171,7 @@ func newLine(t *testing.T, dsn string) (*line, string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := &line{conns: make(map[net.Conn]struct{})}
+	l := &line{conns: make(map[net.Conn]struct{}), holes: make(chan struct{})}
 	l.network, l.server = pgconn.NetworkAddress(config.Host, config.Port)
 	if l.listener, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
 		t.Fatal(err)
@@ -191,8 +192,16 @@ func (l *line) serve() {
 			client.Close()
 			continue
 		}
+		l.mu.Lock()
+		hole := l.holes
+		l.mu.Unlock()
 		forward := func(to, from net.Conn) {
-			_, _ = io.Copy(to, from)
+			_, _ = io.Copy(swallowing{to, hole}, from)
+			select {
+			case <-hole: // the other end does not hear of it
+				return
+			default:
+			}
 			to.Close()
 			from.Close()
 		}
@@ -212,6 +221,35 @@ func (l *line) keep(conns ...net.Conn) bool {
 		l.conns[c] = struct{}{}
 	}
 	return !l.cut
+}
+
+// swallow lets nothing through any more on the connections that are open; neither end hears of it. New ones
+// work.
+func (l *line) swallow() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	close(l.holes)
+	l.holes = make(chan struct{})
+}
+
+// swallowing is one direction of a connection.
+type swallowing struct {
+	net.Conn
+	hole <-chan struct{}
+}
+
+func (s swallowing) Write(p []byte) (int, error) {
+	select {
+	case <-s.hole:
+		return len(p), nil
+	default:
+		return s.Conn.Write(p)
+	}
+}
+
+// ReadFrom hides that of net.TCPConn, with which io.Copy would go past Write.
+func (s swallowing) ReadFrom(r io.Reader) (int64, error) {
+	return io.Copy(struct{ io.Writer }{s}, r)
 }
 
 // end cuts every connection and lets no other through.

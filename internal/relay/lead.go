@@ -65,6 +65,7 @@ func (r *Relay) keepLead(ctx context.Context, lanes []*lane.Lane, stop context.C
 			for _, l := range lanes {
 				l.Suspend()
 			}
+			r.Pool.Reset() // its connections may be as dead as that of the lease, and not know it either
 			if ctx.Err() == nil {
 				r.Log.Warn("the lease is lost; nothing is handed over until it is got again", "slot", r.Slot, "why", lease.Why)
 			}

@@ -38,6 +38,15 @@ func invisible(t *testing.T, server *pgserver.Server, db *testdb.DB, id string) 
 	}
 }
 
+// settled lets a relay deliver a first event. What it still learned then would be a transaction of its own, and wait
+// for the standby as well.
+func settled(t *testing.T, db *testdb.DB, sub *kept) {
+	t.Helper()
+	insert(db, "first", "z")
+	sub.await(t, "first")
+	eventually(t, "the mark of the first event", func() bool { return unmarked(db) == 0 })
+}
+
 // With a synchronous standby an event can come before its row is visible: its mark waits for the row.
 func TestRelay_marksARowThatBecomesVisibleAfterItsEvent(t *testing.T) {
 	t.Parallel()
@@ -46,6 +55,7 @@ func TestRelay_marksARowThatBecomesVisibleAfterItsEvent(t *testing.T) {
 	sub := keeping(nil)
 	o := options(t, db, sub)
 	r := streaming(t, o)
+	settled(t, db, sub)
 	committed := invisible(t, server, db, "e")
 	ev := sub.await(t, "e")
 	eventually(t, "a mark that finds no row", func() bool { return metric(t, o, "walpost_record_errors_total", "") > 0 })
@@ -69,6 +79,7 @@ func TestRelay_marksARowThatBecomesVisibleWhileItLooks(t *testing.T) {
 	db.Exec(`CREATE TRIGGER wait AFTER UPDATE ON outbox FOR EACH STATEMENT EXECUTE FUNCTION wait()`)
 	sub := keeping(nil)
 	r := streaming(t, options(t, db, sub))
+	settled(t, db, sub)
 	gate := session(t, db.DSN)
 	mustExec(t, gate, `SELECT pg_advisory_lock(1)`)
 	committed := invisible(t, server, db, "e")

@@ -68,8 +68,9 @@ const (
 	answerInterval = 100 * time.Millisecond
 	// statusInterval is a third of the wal_sender_timeout that the session is pinned to.
 	statusInterval = 10 * time.Second / 3
-	// silence is after how long without a byte the server is asked by SQL.
-	silence = 30 * time.Second
+	// silence is after how long without a byte the server is asked by SQL: after a wal_sender_timeout, when it
+	// would have given us up too.
+	silence = 10 * time.Second
 )
 
 // Stream reads the slot, after Start, until ctx ends, the server stops or something breaks. It returns nil after a
