@@ -3,6 +3,8 @@ package relay_test
 import (
 	"testing"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/backendstart/walpost/internal/pgserver"
 	"github.com/backendstart/walpost/internal/testdb"
 )
@@ -11,7 +13,7 @@ import (
 // stream, and its row in no snapshot. committed ends the wait.
 func invisible(t *testing.T, server *pgserver.Server, db *testdb.DB, id string) (committed func()) {
 	t.Helper()
-	writer := session(t, db.DSN)
+	writer, prober := session(t, db.DSN), session(t, db.DSN)
 	admin := session(t, server.DSN("postgres"))
 	set := func(names string) {
 		t.Helper()
@@ -19,21 +21,44 @@ func invisible(t *testing.T, server *pgserver.Server, db *testdb.DB, id string) 
 		mustExec(t, admin, `ALTER SYSTEM SET synchronous_standby_names = '`+names+`'`)
 		mustExec(t, admin, `SELECT pg_reload_conf()`)
 	}
+	waits := func(conn *pgx.Conn) func() bool {
+		return func() bool {
+			return db.Int(`SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND pid = $1`, conn.PgConn().PID()) > 0
+		}
+	}
+	// The setting is in force when the checkpointer has read it, which nothing tells but a commit that waits.
+	db.Exec(`CREATE TABLE probe (n int)`)
 	set("nobody")
-	eventually(t, "the setting", func() bool { return db.Text(`SHOW synchronous_standby_names`) == "nobody" })
-	ended := make(chan error, 1)
+	probed, ended := make(chan error, 1), make(chan error, 1)
+	enough := make(chan struct{})
+	go func() {
+		for {
+			select {
+			case <-enough:
+				probed <- nil
+				return
+			default:
+			}
+			if _, err := prober.Exec(t.Context(), `INSERT INTO probe VALUES (1)`); err != nil {
+				probed <- err
+				return
+			}
+		}
+	}()
+	eventually(t, "the setting", waits(prober))
+	close(enough)
 	go func() {
 		_, err := writer.Exec(t.Context(), `INSERT INTO outbox (event_id, event_type, partition_key, payload) VALUES ($1, 'lesson.completed', 'a', '{}')`, id)
 		ended <- err
 	}()
-	eventually(t, "a commit that waits", func() bool {
-		return db.Int(`SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'`) > 0
-	})
+	eventually(t, "a commit that waits", waits(writer))
 	return func() {
 		t.Helper()
 		set("")
-		if err := <-ended; err != nil {
-			t.Fatal(err)
+		for _, ended := range []chan error{probed, ended} {
+			if err := <-ended; err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 }
