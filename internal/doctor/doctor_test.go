@@ -2,7 +2,9 @@ package doctor_test
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
+	"maps"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -17,6 +19,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/backendstart/walpost/internal/doctor"
+	"github.com/backendstart/walpost/internal/pgserver"
 	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/testdb"
 )
@@ -168,6 +171,73 @@ func find(report doctor.Report, check string) doctor.Finding {
 		}
 	}
 	return doctor.Finding{}
+}
+
+// F-69: a standby that copies no slots, and then one that does, once all that is printed was done. A slot of its own
+// of the same name, as an old primary has that comes back as a standby, keeps the copy away.
+func TestStandbySync_isFineOnceTheStandbyCopiesTheSlot(t *testing.T) {
+	t.Parallel()
+	primary := testdb.NewServer(t, sound)
+	w := newWorld(t, primary)
+	w.relay()
+	settings := maps.Clone(sound)
+	settings["primary_conninfo"] = fmt.Sprintf("host=127.0.0.1 port=%d user=postgres", primary.Port())
+	standby := testdb.NewStandby(t, primary, settings)
+	w.db.Pool.Reset()
+	w.options.StandbyURL = strings.Replace(w.options.DatabaseURL, fmt.Sprintf(":%d/", primary.Port()), fmt.Sprintf(":%d/", standby.Port()), 1)
+	if w.db.Int(`SELECT current_setting('server_version_num')::int / 10000`) < 17 {
+		if found := w.examine("standby-sync"); found[0].Level != doctor.OK || !strings.Contains(found[0].Finding, "before Postgres 17") {
+			t.Errorf("on a version that copies no slots, the doctor says%s", describe(found))
+		}
+		return
+	}
+	found := w.examine("standby-sync")
+	for _, want := range []string{"hot_standby_feedback is off", "sync_replication_slots is off", "primary_slot_name is not set", "names no dbname", "has no slot"} {
+		if !strings.Contains(describe(found), want) {
+			t.Errorf("want %q, the doctor says%s", want, describe(found))
+		}
+	}
+	u, err := url.Parse(w.db.DSN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	password, _ := u.User.Password()
+	w.db.Exec(`SELECT pg_create_physical_replication_slot('standby')`)
+	execute(t, w.options.StandbyURL, `ALTER SYSTEM SET primary_slot_name = 'standby'`)
+	execute(t, w.options.StandbyURL, fmt.Sprintf(`ALTER SYSTEM SET primary_conninfo = 'host=127.0.0.1 port=%d user=postgres password=%s dbname=postgres'`, primary.Port(), password))
+	for _, f := range found {
+		for _, sql := range f.Mend.SQL {
+			execute(t, w.options.StandbyURL, sql)
+		}
+	}
+	w.await("the standby has a copy that can be used", func() bool {
+		w.db.Exec(`SELECT pg_log_standby_snapshot()`)
+		w.db.Exec(`INSERT INTO outbox (event_id, event_type, payload) SELECT 'n' || count(*), 'x', '{}' FROM outbox`)
+		w.relay() // moves the slot
+		found = w.examine("standby-sync")
+		return found[0].Level == doctor.OK
+	})
+
+	// The primary comes back as a standby of the one that took over.
+	for _, server := range []*pgserver.Server{primary, standby} {
+		if err := server.Kill(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	testdb.Promote(t, standby, true)
+	testdb.Standby(t, primary, true)
+	w.options.DatabaseURL, w.options.StandbyURL = w.options.StandbyURL, w.options.DatabaseURL
+	const leftOver = "of its own, which keeps the copy away"
+	found = slices.DeleteFunc(w.examine("standby-sync"), func(f doctor.Finding) bool { return !strings.Contains(f.Finding, leftOver) })
+	if len(found) != 1 || found[0].Level != doctor.Problem {
+		t.Fatalf("of an old primary the doctor says%s", describe(w.examine("standby-sync")))
+	}
+	for _, sql := range found[0].Mend.SQL {
+		execute(t, w.options.StandbyURL, sql)
+	}
+	if found = w.examine("standby-sync"); strings.Contains(describe(found), leftOver) {
+		t.Errorf("after what it printed the doctor says%s", describe(found))
+	}
 }
 
 // One check that cannot be made says why, and hides none of the others.

@@ -162,12 +162,16 @@ func migrate(t testing.TB, db *DB) *DB {
 }
 
 // drop removes the database together with its slots. Closing it first keeps a relay that the test left
-// running from coming back between the steps.
+// running from coming back between the steps. A server that the test has made a standby takes it along.
 func drop(t testing.TB, adminDSN, name string) {
 	t.Helper()
 	ctx, cancel := cleanupContext()
 	defer cancel()
 	admin(t, ctx, adminDSN, func(ctx context.Context, conn *pgx.Conn) error {
+		var standby bool
+		if err := conn.QueryRow(ctx, "SELECT pg_is_in_recovery()").Scan(&standby); standby || err != nil {
+			return err
+		}
 		for _, sql := range []string{
 			"ALTER DATABASE " + name + " ALLOW_CONNECTIONS false",
 			// pg_terminate_backend waits up to the given milliseconds until the process is gone.
