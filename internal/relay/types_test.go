@@ -289,6 +289,28 @@ func TestRelay_refusesAGeneratedKey(t *testing.T) {
 	}
 }
 
+// F-55: generated columns are in the rows of the table, and in the stream only where a publication of 18 says so.
+// Events have nothing of them, and are the same by both ways.
+func TestRelay_takesNoNoticeOfGeneratedColumns(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	db.Exec(`ALTER TABLE outbox ADD COLUMN kind text GENERATED ALWAYS AS (event_type) STORED`)
+	options18 := ""
+	if major(db) >= 18 {
+		options18 = ", publish_generated_columns = stored"
+	}
+	db.Exec(`CREATE PUBLICATION walpost FOR TABLE outbox WITH (publish = 'insert', publish_via_partition_root = true` + options18 + `)`)
+	insert(db, "by table", "a")
+	sub := keeping(nil)
+	streaming(t, options(t, db, sub))
+	insert(db, "by stream", "a")
+	table, stream := sub.await(t, "by table"), sub.await(t, "by stream")
+	if table.Type != stream.Type || table.Key != stream.Key || string(table.Payload) != string(stream.Payload) {
+		t.Errorf("by table %+v\nby stream %+v", table, stream)
+	}
+	eventually(t, "all marks", func() bool { return unmarked(db) == 0 })
+}
+
 // wantWords checks what an error tells a person.
 func wantWords(t *testing.T, err error, words ...string) {
 	t.Helper()
