@@ -3,7 +3,9 @@ package event
 import (
 	"encoding/json"
 	"fmt"
+	"sync/atomic"
 	"time"
+	"unsafe"
 )
 
 // TypeLessonCompleted is the type of the event that LessonCompleted describes.
@@ -19,6 +21,24 @@ type LessonCompleted struct {
 	LessonID      int64     `json:"lesson_id"`
 	TrackSlug     string    `json:"track_slug"`
 	LessonSlug    string    `json:"lesson_slug"`
+}
+
+// readLesson is what Lesson returns.
+type readLesson struct {
+	lesson LessonCompleted
+	err    error
+}
+
+// Lesson returns the payload of "lesson.completed", or why it is none. It is read once, however many
+// subscribers ask.
+func (e *Event) Lesson() (LessonCompleted, error) {
+	read := (*readLesson)(atomic.LoadPointer(&e.lesson))
+	if read == nil {
+		read = new(readLesson)
+		read.lesson, read.err = ParseLessonCompleted(e.Payload)
+		atomic.StorePointer(&e.lesson, unsafe.Pointer(read)) // of two that read at once, either may stay
+	}
+	return read.lesson, read.err
 }
 
 // ParseLessonCompleted reads the payload and refuses one that no subscriber could make sense of.

@@ -113,6 +113,8 @@ type Lane struct {
 	resting     map[*keyQueue]struct{}  // keys in backoff; guarded by mu
 	calls       map[*call]struct{}      // under way, overdue ones included; guarded by mu
 	overdue     int                     // of them; their slots were given to others; guarded by mu
+	behind      time.Duration           // age of the last event when it was offered; guarded by mu
+	pressed     time.Time               // since when the others wait for this lane, zero while they do not; guarded by mu
 	held        int                     // deliveries offered and neither finished nor owed; guarded by mu
 	batch       int                     // events in the next call, below Options.Batch after a batch failed; guarded by mu
 	breaker     breaker                 // guarded by mu
@@ -190,6 +192,9 @@ func (l *Lane) Offer(deliveries ...*ack.Delivery) {
 		default:
 			l.queue(it)
 		}
+	}
+	if n := len(deliveries); n > 0 {
+		l.behind = now.Sub(deliveries[n-1].Event.CommittedAt)
 	}
 	l.pump()
 }

@@ -98,7 +98,7 @@ func (l *Lane) assess(now time.Time) {
 	case crowded && l.standsStill(now):
 		l.enterAll("its handlers do not return")
 		return
-	case l.stream.Pressed():
+	case l.pressedForLong(now):
 		l.enterAll("the others would have to wait for it")
 		return
 	}
@@ -122,6 +122,24 @@ func (l *Lane) assess(now time.Time) {
 	if len(stalled) > 0 {
 		l.enterKeys(stalled)
 	}
+}
+
+// patience is how long the others may wait for a subscriber that is slower than they are, while the stream
+// is behind anyway.
+const patience = 10 * time.Second
+
+// pressedForLong reports whether the others have waited for this subscriber for too long. While the stream
+// keeps up they do not wait at all. While it is behind, after a stop or a burst, they wait for as long as it
+// is behind, up to patience: to record a short backlog and read it again would take longer than that.
+func (l *Lane) pressedForLong(now time.Time) bool {
+	if !l.stream.Pressed() {
+		l.pressed = time.Time{}
+		return false
+	}
+	if l.pressed.IsZero() {
+		l.pressed = now
+	}
+	return now.Sub(l.pressed) >= min(l.behind, patience)
 }
 
 // standsStill reports whether all workers are busy and none has ended a call for a while.

@@ -54,7 +54,7 @@ const (
 )
 
 func readLesson(delivery Delivery) (event.LessonCompleted, error) {
-	completed, err := event.ParseLessonCompleted(delivery.Payload)
+	completed, err := delivery.Lesson()
 	if err != nil {
 		return event.LessonCompleted{}, err
 	}

@@ -77,7 +77,7 @@ const (
 // clean end: the last status was sent and the server has answered.
 func (c *Conn) Stream(ctx context.Context, o StreamOptions) error {
 	now := time.Now()
-	s := &stream{StreamOptions: o, conn: c, sent: o.Confirmed, lastStatus: now, lastHeard: now, probed: now}
+	s := &stream{StreamOptions: o, conn: c, sent: o.Confirmed, lastStatus: now, lastHeard: now, probed: now, timer: time.NewTimer(0)}
 	// A read that waits is woken by the end of ctx. What comes after the reading sets deadlines of its
 	// own, so it waits until the waking is over.
 	woken := make(chan struct{})
@@ -114,6 +114,7 @@ type stream struct {
 	lastHeard  time.Time // when a message last arrived
 	probed     time.Time // when the server was last asked by SQL, or heard
 	deadline   time.Time // of the socket
+	timer      *time.Timer
 	asked      bool      // the server wants a status
 	lastPlea   time.Time // when the server last asked
 	pleas      int       // requests for a status that came right after one
@@ -301,13 +302,13 @@ func (s *stream) setDeadline(now time.Time) {
 
 // waitForRoom waits, without reading, for the window, the next status or the end.
 func (s *stream) waitForRoom(ctx context.Context) {
-	timer := time.NewTimer(time.Until(s.nextStatus()))
-	defer timer.Stop()
+	s.timer.Reset(time.Until(s.nextStatus()))
 	select {
 	case <-s.Receiver.Room():
-	case <-timer.C:
+	case <-s.timer.C:
 	case <-ctx.Done():
 	}
+	s.timer.Stop()
 	// What the server sent meanwhile waits in the socket: that is no silence.
 	s.conn.gulps.at = time.Now()
 	s.probed = s.conn.gulps.at
