@@ -41,13 +41,19 @@ func (a *Achievements) Handle(ctx context.Context, delivery Delivery) error {
 // The event's own lesson counts even where lesson_progress does not show it yet: with a synchronous
 // standby an event comes out of the WAL before its transaction is visible to others.
 //
+// A lesson completed after the tenth of its track changes nothing, so those are left out first: else every
+// lesson of a learner would be read for each new one.
+//
 // ORDER BY gives all batches one order of row locks, so that they cannot deadlock; GROUP BY leaves one row
 // per key, without which ON CONFLICT DO UPDATE refuses the statement (learners with two tracks in a batch
 // earn first_lesson twice).
 const grantAchievements = `
 	WITH event AS (
-		SELECT * FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::timestamptz[])
+		SELECT e.* FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::timestamptz[])
 			AS e (user_id, track_slug, lesson_id, completed_at)
+		LEFT JOIN public.user_achievements AS master
+			ON master.user_id = e.user_id AND master.achievement_slug = 'track_' || e.track_slug || '_master'
+		WHERE master.earned_at IS NULL OR master.earned_at > e.completed_at
 	), completed AS (
 		TABLE event
 		UNION ALL

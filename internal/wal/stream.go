@@ -286,13 +286,19 @@ func (s *stream) nextStatus() time.Time {
 	}
 }
 
-// setDeadline lets the next read end when a status is due. Setting a deadline costs more than reading a
-// message that is there, so one that is early enough stays.
-func (s *stream) setDeadline(now time.Time) {
+// nextLook is nextStatus, but not in the past: the position may be expected to move and not do so for long.
+func (s *stream) nextLook(now time.Time) time.Time {
 	next := s.nextStatus()
 	if next.Before(now) {
 		next = now.Add(movedInterval)
 	}
+	return next
+}
+
+// setDeadline lets the next read end when a status is due. Setting a deadline costs more than reading a
+// message that is there, so one that is early enough stays.
+func (s *stream) setDeadline(now time.Time) {
+	next := s.nextLook(now)
 	if now.Before(s.deadline) && !next.Before(s.deadline) {
 		return
 	}
@@ -302,7 +308,7 @@ func (s *stream) setDeadline(now time.Time) {
 
 // waitForRoom waits, without reading, for the window, the next status or the end.
 func (s *stream) waitForRoom(ctx context.Context) {
-	s.timer.Reset(time.Until(s.nextStatus()))
+	s.timer.Reset(time.Until(s.nextLook(time.Now())))
 	select {
 	case <-s.Receiver.Room():
 	case <-s.timer.C:
@@ -333,7 +339,7 @@ func (s *stream) askIfSilent(ctx context.Context, now time.Time) error {
 func (s *stream) drain() error {
 	_ = s.conn.pg.Conn().SetReadDeadline(time.Time{})
 	for {
-		timer := time.NewTimer(time.Until(s.nextStatus()))
+		timer := time.NewTimer(time.Until(s.nextLook(time.Now())))
 		select {
 		case <-s.Drained:
 			timer.Stop()
