@@ -70,9 +70,7 @@ const lessonLocks = 0x6c65 // "le"
 // during the commit; to ask again is always right.
 func (s *Service) Complete(ctx context.Context, c Completion) (Result, error) {
 	var result Result
-	// Read committed is named, because what stands behind the lock must be seen once the lock is held,
-	// and a server default of repeatable read would have taken its snapshot before.
-	err := pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+	err := pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{BeginQuery: begin(c.UserID)}, func(tx pgx.Tx) error {
 		var err error
 		result, err = s.complete(ctx, tx, c)
 		return err
@@ -83,15 +81,18 @@ func (s *Service) Complete(ctx context.Context, c Completion) (Result, error) {
 	return result, nil
 }
 
-func (s *Service) complete(ctx context.Context, tx pgx.Tx, c Completion) (Result, error) {
-	// One writer per user at a time, from here to the end of the commit: only so are the outbox rows of
-	// a user numbered in the order in which they commit. The row of the lesson would not do, since two
-	// lessons of a user must not pass each other either, and there is no table of users to lock a row
-	// of. Two users whose hashes meet wait for each other now and then, which is harmless.
-	if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock($1, hashint8($2))`, lessonLocks, c.UserID); err != nil {
-		return Result{}, fmt.Errorf("lock user: %w", err)
-	}
+// begin opens the transaction and lets one writer per user in at a time, to the end of the commit: only so
+// are the outbox rows of a user numbered in the order in which they commit. The row of the lesson would not
+// do, since two lessons of a user must not pass each other either, and there is no table of users to lock a
+// row of. Two users whose hashes meet wait for each other now and then, which is harmless.
+//
+// Both go in one round trip. Read committed is named, because what stands behind the lock must be seen once
+// the lock is held, and a server default of repeatable read would have taken its snapshot before.
+func begin(userID int64) string {
+	return fmt.Sprintf("BEGIN ISOLATION LEVEL READ COMMITTED; SELECT pg_advisory_xact_lock(%d, hashint8(%d))", lessonLocks, userID)
+}
 
+func (s *Service) complete(ctx context.Context, tx pgx.Tx, c Completion) (Result, error) {
 	now := s.clock().UTC().Truncate(time.Microsecond)
 	id := s.ids(now)
 	tag, err := tx.Exec(ctx, `
