@@ -100,8 +100,16 @@ type run struct {
 	parsed *kong.Context
 }
 
+// readable writes a duration with its unit, in JSON too, where slog has a number of nanoseconds.
+func readable(_ []string, a slog.Attr) slog.Attr {
+	if a.Value.Kind() == slog.KindDuration {
+		a.Value = slog.StringValue(a.Value.Duration().String())
+	}
+	return a
+}
+
 func (r *run) logger(options config.Log, out io.Writer) *slog.Logger {
-	handler := &slog.HandlerOptions{Level: options.LogLevel}
+	handler := &slog.HandlerOptions{Level: options.LogLevel, ReplaceAttr: readable}
 	if options.LogFormat == "json" || options.LogFormat == "auto" && !isTerminal(r.Stderr) {
 		return slog.New(slog.NewJSONHandler(out, handler))
 	}

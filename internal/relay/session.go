@@ -294,7 +294,7 @@ func (r *Relay) inspect(ctx context.Context) ([]*outbox.Table, error) {
 			if postgres.Unavailable(err) {
 				return nil, err
 			}
-			return nil, &wal.SetupError{Problem: err.Error(), Mend: "see above"}
+			return nil, &wal.SetupError{Problem: err.Error(), Mend: "change the table, or what the configuration says of the source (table, columns), and start again"}
 		}
 		for _, warning := range table.Warnings() {
 			r.Log.Warn(warning)
