@@ -169,6 +169,14 @@ func (d *Dispatcher) commit(m *pgoutput.Commit) error {
 	return nil
 }
 
+// A MismatchError means that the stream brings rows which no source describes: their table has another name,
+// or lacks a column. The stream speaks of the table as it was when the row was written, so that it stays a
+// mismatch also when the table is mended.
+type MismatchError struct{ err error }
+
+func (e *MismatchError) Error() string { return e.err.Error() }
+func (e *MismatchError) Unwrap() error { return e.err }
+
 // bind finds the source of a relation and the places of its columns.
 func (d *Dispatcher) bind(relation *pgoutput.Relation) error {
 	columns := make([]string, len(relation.Columns))
@@ -181,7 +189,7 @@ func (d *Dispatcher) bind(relation *pgoutput.Relation) error {
 		}
 		layout, err := table.Layout(columns)
 		if err != nil {
-			return err
+			return &MismatchError{err}
 		}
 		d.relations[relation.ID] = &binding{d.source(table.Source.Name), layout}
 		return nil
@@ -199,8 +207,8 @@ func (d *Dispatcher) insert(m *pgoutput.Insert) error {
 	bound := d.relations[m.Relation.ID]
 	if bound == nil {
 		table := pgx.Identifier{m.Relation.Namespace, m.Relation.Name}.Sanitize()
-		return fmt.Errorf("the publication brings rows of table %s, which no source names: "+
-			"if the outbox was renamed, name it in the configuration or rename it back; else take it out of the publication", table)
+		return &MismatchError{fmt.Errorf("the publication brings rows of table %s, which no source names: "+
+			"if the outbox was renamed, name it in the configuration or rename it back; else take it out of the publication", table)}
 	}
 	if bound.layout.Published(m.Values) {
 		d.metrics.publishedInserts.Inc()

@@ -12,9 +12,9 @@ import (
 const (
 	// remembered is how many attempts a relay remembers.
 	remembered = 10_000
-	// maxText and maxKey are how many bytes are kept of an error and of a key, maxNames how long all names
-	// of an event may be that are kept without a copy: so the memory of all attempts stays below 20 MB.
-	maxText, maxKey, maxNames = 500, 256, 1024
+	// maxText and maxKey are how many bytes are kept of an error and of a key: so the memory of all attempts
+	// stays below 20 MB.
+	maxText, maxKey = 500, 256
 	// scanned is how many attempts are looked at before the lanes may go on.
 	scanned = 256
 )
@@ -41,8 +41,33 @@ type Attempt struct {
 	Seconds float64 `json:"seconds"`
 	Replay  bool    `json:"replay,omitempty"` // a person asked for it again
 	Error   string  `json:"error,omitempty"`
+}
 
-	position event.Position // Position is written when somebody reads
+// kept is an attempt as it is remembered. Event, Type, Key and Position of it are written when somebody reads.
+type kept struct {
+	Attempt
+	position event.Position
+	// names are event, type and key, one behind the other, in memory that is used again for the next attempt
+	// in this place. The event's own strings may be part of a text of megabytes, which would stay with them.
+	names        []byte
+	event, typed int // where the event's name and the type end
+}
+
+func (k *kept) keep(ev *event.Event) {
+	k.names = append(k.names[:0], ev.ID...)
+	k.event = len(k.names)
+	k.names = append(k.names, ev.Type...)
+	k.typed = len(k.names)
+	k.names = append(k.names, cut(ev.Key, maxKey)...)
+	k.position = ev.Position
+}
+
+// read is the attempt as people see it.
+func (k *kept) read() Attempt {
+	a := k.Attempt
+	a.Event, a.Type, a.Key = string(k.names[:k.event]), string(k.names[k.event:k.typed]), string(k.names[k.typed:])
+	a.Position = k.position.String()
+	return a
 }
 
 // AttemptFilter chooses attempts. An empty field chooses all.
@@ -51,10 +76,10 @@ type AttemptFilter struct {
 	Outcome                      lane.Outcome
 }
 
-func (f AttemptFilter) fits(a *Attempt) bool {
-	return (f.Event == "" || f.Event == a.Event) && (f.Subscriber == "" || f.Subscriber == a.Subscriber) &&
-		(f.Type == "" || f.Type == a.Type) && (f.Key == "" || cut(f.Key, maxKey) == a.Key) &&
-		(f.Outcome == "" || f.Outcome == a.Outcome)
+func (f AttemptFilter) fits(k *kept) bool {
+	return (f.Event == "" || f.Event == string(k.names[:k.event])) && (f.Subscriber == "" || f.Subscriber == k.Subscriber) &&
+		(f.Type == "" || f.Type == string(k.names[k.event:k.typed])) && (f.Key == "" || cut(f.Key, maxKey) == string(k.names[k.typed:])) &&
+		(f.Outcome == "" || f.Outcome == k.Outcome)
 }
 
 // Attempts remembers the last 10,000 attempts of a relay. It is safe for concurrent use. Readers never
@@ -62,7 +87,7 @@ func (f AttemptFilter) fits(a *Attempt) bool {
 // is told how many.
 type Attempts struct {
 	mu      sync.Mutex
-	ring    []Attempt     // the attempt number n stands at n % len; guarded by mu
+	ring    []kept        // the attempt number n stands at n % len; guarded by mu
 	first   uint64        // Seq of the first ever; guarded by mu
 	next    uint64        // Seq of the next one; guarded by mu
 	changed chan struct{} // closed at the next attempt, nil while nobody waits; guarded by mu
@@ -71,11 +96,11 @@ type Attempts struct {
 // NewAttempts remembers up to size attempts. Their numbers begin at a moment: now, except in tests.
 func NewAttempts(size int, begin time.Time) *Attempts {
 	first := uint64(begin.UnixMicro())
-	return &Attempts{ring: make([]Attempt, size), first: first, next: first}
+	return &Attempts{ring: make([]kept, size), first: first, next: first}
 }
 
 // Record remembers how a call of a subscriber ended that began at a time and took so long. It keeps
-// nothing of attempts, and of the events only their names.
+// nothing of attempts, and of the events only a copy of their names.
 func (a *Attempts) Record(subscriber string, began time.Time, took time.Duration, attempts []lane.Attempt) {
 	at, seconds := began.Add(took).UTC(), took.Seconds()
 	a.mu.Lock()
@@ -83,19 +108,14 @@ func (a *Attempts) Record(subscriber string, began time.Time, took time.Duration
 	for i := range attempts {
 		tried := &attempts[i]
 		ev := tried.Event
-		kept := &a.ring[a.next%uint64(len(a.ring))]
-		*kept = Attempt{
-			Seq: a.next, At: at, Subscriber: subscriber,
-			Source: ev.Source, Event: ev.ID, Type: ev.Type, Key: cut(ev.Key, maxKey), CommittedAt: ev.CommittedAt.UTC(),
+		place := &a.ring[a.next%uint64(len(a.ring))]
+		place.Attempt = Attempt{
+			Seq: a.next, At: at, Subscriber: subscriber, Source: ev.Source, CommittedAt: ev.CommittedAt.UTC(),
 			Number: tried.Number, Outcome: tried.Outcome, Batch: len(attempts), Seconds: seconds, Replay: tried.Replay,
-			position: ev.Position,
 		}
-		if ev.Size()-len(ev.Payload)-len(ev.Headers) > maxNames {
-			// The names of an event are parts of one text: a long one would stay with the short ones.
-			kept.Event, kept.Type, kept.Key = strings.Clone(kept.Event), strings.Clone(kept.Type), strings.Clone(kept.Key)
-		}
+		place.keep(ev)
 		if tried.Err != nil {
-			kept.Error = cut(tried.Err.Error(), maxText)
+			place.Error = cut(tried.Err.Error(), maxText)
 		}
 		a.next++
 	}
@@ -140,10 +160,8 @@ func (a *Attempts) Read(from uint64, filter AttemptFilter) Page {
 	}
 	page.Next = min(a.next, from+scanned)
 	for ; from < page.Next; from++ {
-		if kept := &a.ring[from%uint64(len(a.ring))]; filter.fits(kept) {
-			found := *kept
-			found.Position = found.position.String()
-			page.Attempts = append(page.Attempts, found)
+		if place := &a.ring[from%uint64(len(a.ring))]; filter.fits(place) {
+			page.Attempts = append(page.Attempts, place.read())
 		}
 	}
 	if page.Next == a.next {

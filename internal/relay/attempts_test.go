@@ -1,8 +1,10 @@
 package relay_test
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -10,6 +12,7 @@ import (
 
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/lane"
+	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/relay"
 )
 
@@ -117,6 +120,43 @@ func TestAttempts_keepNoLongTextAlive(t *testing.T) {
 	}
 }
 
+// What is remembered is names: neither the payload that came with them, nor that of their neighbours, may stay
+// in memory for them.
+func TestAttempts_keepNoPayloadAlive(t *testing.T) {
+	const remembered = 2000
+	for name, c := range map[string]struct{ size, every int }{
+		"large events":                    {64 << 10, 1},
+		"small events, one tried of many": {200, 50},
+	} {
+		source := &outbox.Source{Name: "lessons", Schema: "public", Table: "outbox"}
+		layout, err := source.Layout([]string{"event_id", "event_type", "partition_key", "payload"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var shelf outbox.Shelf
+		payload := bytes.Repeat([]byte{'x'}, c.size)
+		a := relay.NewAttempts(remembered, morning)
+		before := heap()
+		for n := range remembered * c.every {
+			ev := layout.EventOn(&shelf, [][]byte{fmt.Appendf(nil, "event-%d", n), []byte("lesson.completed"), []byte("42"), payload})
+			if n%c.every == 0 {
+				a.Record("x", morning, 0, []lane.Attempt{{Event: ev, Number: 1, Outcome: lane.Delivered}})
+			}
+		}
+		if grown := heap() - before; grown > 2<<20 {
+			t.Errorf("%s: %d attempts keep %d KiB", name, remembered, grown>>10)
+		}
+		runtime.KeepAlive(a)
+	}
+}
+
+func heap() int64 {
+	var stats runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&stats)
+	return int64(stats.HeapAlloc)
+}
+
 // Readers see every attempt of each subscriber once and in order, or are told that they missed some.
 func TestAttempts_areReadWhileLanesWrite(t *testing.T) {
 	const writers, calls = 4, 2000
@@ -158,6 +198,9 @@ func TestAttempts_areReadWhileLanesWrite(t *testing.T) {
 func TestAttempts_costNoAllocation(t *testing.T) {
 	a := relay.NewAttempts(1000, morning)
 	attempts := []lane.Attempt{{Event: &event.Event{ID: "1", Key: "2", Type: "lesson.completed"}, Number: 1, Outcome: lane.Delivered}}
+	for range 1000 { // every place has memory of its own then
+		a.Record("x", morning, time.Second, attempts)
+	}
 	if got := testing.AllocsPerRun(100, func() { a.Record("x", morning, time.Second, attempts) }); got != 0 {
 		t.Errorf("%v allocations for an attempt, want none", got)
 	}

@@ -317,7 +317,7 @@ func (r *Relay) stream(ctx context.Context, s *session, p *parts) error {
 			return &changed{reason: err.Error(), anew: true}
 		}
 		if final(err) != nil {
-			return err
+			return r.mended(ctx, err)
 		}
 		if short++; time.Since(begun) > steady {
 			short = 0

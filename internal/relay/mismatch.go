@@ -1,0 +1,63 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/backendstart/walpost/internal/dispatch"
+	"github.com/backendstart/walpost/internal/outbox"
+)
+
+// mended is asked why a stream cannot be read. Rows that were written while their table had another name or
+// lacked a column stay unreadable in the WAL, also after a person has mended the table. Then the stream is of
+// no use up to there, and the table has all that it would bring: the slot is made anew. While the table is not
+// as it should be, err stands, for the person.
+func (r *Relay) mended(ctx context.Context, err error) error {
+	var mismatch *dispatch.MismatchError
+	if !errors.As(err, &mismatch) {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, statementLimit)
+	defer cancel()
+	if tables, inspectErr := r.inspect(ctx); inspectErr != nil || !r.publishes(ctx, tables) {
+		return err
+	}
+	return &changed{anew: true, reason: fmt.Sprintf("the stream has rows from when a table was not as it is now (%v)", mismatch)}
+}
+
+// publishes reports whether the publication carries the tables now, with all columns that are needed, and no
+// others: then a new slot brings nothing that cannot be read.
+func (r *Relay) publishes(ctx context.Context, tables []*outbox.Table) bool {
+	// Only from 15 on a publication can leave columns out, and the view shows which it carries.
+	rows, err := r.Pool.Query(ctx, `
+		SELECT p.schemaname::text, p.tablename::text,
+			(SELECT array_agg(c) FROM jsonb_array_elements_text(pg_catalog.to_jsonb(p) -> 'attnames') c)
+		FROM pg_catalog.pg_publication_tables p WHERE p.pubname = $1`, r.Publication)
+	if err != nil {
+		return false
+	}
+	type published struct {
+		Schema, Table string
+		Columns       []string
+	}
+	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[published])
+	if err != nil || len(all) != len(tables) {
+		return false
+	}
+	for _, p := range all {
+		fits := false
+		for _, table := range tables {
+			if table.Source.Schema == p.Schema && table.Source.Table == p.Table {
+				_, err := table.Layout(p.Columns)
+				fits = p.Columns == nil || err == nil
+			}
+		}
+		if !fits {
+			return false
+		}
+	}
+	return true
+}
