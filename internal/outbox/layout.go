@@ -149,7 +149,6 @@ type Shelf struct {
 
 // EventOn is Event for one of many: it costs a fraction of an allocation.
 func (l *Layout) EventOn(shelf *Shelf, values [][]byte) *event.Event {
-
 	key := l.value(values, l.key)
 	if l.path != nil {
 		key = []byte(storable(member(key, l.path))) // JSON may say U+0000, text cannot
@@ -168,14 +167,21 @@ func (l *Layout) EventOn(shelf *Shelf, values [][]byte) *event.Event {
 		l.value(values, l.aggregateType), l.value(values, l.aggregateID), key,
 		l.value(values, l.topic), l.value(values, l.revision), l.value(values, l.time), row,
 	}
-	size := len(payload) + len(headers)
+	body := len(payload) + len(headers)
+	size := body
 	for _, text := range texts {
 		size += len(text)
 	}
 	e := shelf.event(size)
 	e.Source = l.source.Name
-	// All of it in one piece of memory, which nobody changes any more: that is what makes strings of it.
-	all := shelf.bytes(size)
+	// In one piece of memory, which nobody changes any more: that is what makes strings of it. The body of a
+	// large event has its own, because a name may be kept for longer: a key as long as it is in debt.
+	large := size >= slab.Large && body > 0
+	first := size
+	if large {
+		first -= body
+	}
+	all := shelf.bytes(first)
 	keep := func(from []byte) []byte {
 		if from == nil {
 			return nil
@@ -189,6 +195,9 @@ func (l *Layout) EventOn(shelf *Shelf, values [][]byte) *event.Event {
 		&e.ID, &e.Type, &e.Version, &e.AggregateType, &e.AggregateID, &e.Key, &e.Topic, &e.Revision, &e.OccurredAt, &e.Row,
 	} {
 		*field = unsafe.String(unsafe.SliceData(keep(texts[i])), len(texts[i]))
+	}
+	if large {
+		all = shelf.bytes(body)
 	}
 	e.Payload, e.Headers = keep(payload), keep(headers)
 

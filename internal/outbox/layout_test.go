@@ -2,6 +2,8 @@ package outbox_test
 
 import (
 	"encoding/json"
+	"fmt"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -276,4 +278,28 @@ func raw(m json.RawMessage) *string {
 	}
 	s := string(m)
 	return &s
+}
+
+// A key in debt is remembered for as long as it is: the payload that came with it must not be.
+func TestEvent_namesDoNotKeepALargePayloadAlive(t *testing.T) {
+	source := &outbox.Source{Name: "lessons", Schema: "public", Table: "outbox"}
+	layout, err := source.Layout([]string{"event_id", "event_type", "partition_key", "payload"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var shelf outbox.Shelf
+	payload := make([]byte, 1<<20)
+	keys := make([]string, 20)
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	for i := range keys {
+		keys[i] = layout.EventOn(&shelf, [][]byte{[]byte("id"), []byte("type"), fmt.Appendf(nil, "key %d", i), payload}).Key
+	}
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	if grown := int64(after.HeapAlloc) - int64(before.HeapAlloc); grown > 1<<20 {
+		t.Errorf("%d keys keep %d KiB", len(keys), grown>>10)
+	}
+	runtime.KeepAlive(keys)
 }
