@@ -70,8 +70,8 @@ type Stream struct {
 	Term func() int64
 	// MayBegin reports whether an attempt may begin at this moment: whether we still lead. nil is always.
 	MayBegin func() bool
-	// CaughtUp reports whether the stream is past what was written before the process started: what
-	// comes until then may have been recorded or delivered by an earlier process.
+	// CaughtUp reports whether all that was written before the process started has been offered: what comes
+	// until then may have been recorded or delivered by an earlier process.
 	CaughtUp func() bool
 	// Refuse returns why an event is to become a dead letter without being handed over, or nil.
 	Refuse func(ev *event.Event) error

@@ -242,7 +242,7 @@ func (r *Relay) build(s *session, careful bool, found *suspect, stop context.Can
 		l := lane.New(i, target, options, tracker, r.owed, lane.Stream{
 			Term:     r.fence.Term,
 			MayBegin: r.leads,
-			CaughtUp: func() bool { return r.wal.Received() >= s.horizon },
+			CaughtUp: func() bool { return r.wal.HandedOver() >= s.horizon }, // received alone may still be gathered
 			Crowds:   func() bool { return tracker.Crowds(i) },
 			Pressed:  func() bool { return tracker.Pressed(i) },
 			Secured:  s.after[i],

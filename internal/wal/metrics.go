@@ -11,6 +11,7 @@ import (
 // Metrics are about the slot and the stream.
 type Metrics struct {
 	receivedLSN, confirmedLSN atomic.Uint64
+	handedLSN                 atomic.Uint64 // no metric: it is receivedLSN within moments
 	Reconnects                prometheus.Counter
 
 	lag, retained, safe, active, catalogAge, spilled prometheus.Gauge
@@ -57,9 +58,13 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 // Received is the highest WAL position that was received.
 func (m *Metrics) Received() event.LSN { return event.LSN(m.receivedLSN.Load()) }
 
+// HandedOver is the position up to which everything that was received was also handed over by the Receiver.
+func (m *Metrics) HandedOver() event.LSN { return event.LSN(m.handedLSN.Load()) }
+
 // Restart forgets what was received from a slot that was lost or a server that is another one.
 func (m *Metrics) Restart(confirmed event.LSN) {
 	m.receivedLSN.Store(uint64(confirmed))
+	m.handedLSN.Store(uint64(confirmed))
 	m.confirmedLSN.Store(uint64(confirmed))
 }
 
@@ -68,6 +73,9 @@ func (m *Metrics) received(lsn event.LSN) {
 		m.receivedLSN.Store(uint64(lsn))
 	}
 }
+
+// handedOver is called after the Receiver's HandOver.
+func (m *Metrics) handedOver() { m.handedLSN.Store(m.receivedLSN.Load()) }
 
 func (m *Metrics) confirmed(lsn event.LSN) { m.confirmedLSN.Store(uint64(lsn)) }
 

@@ -85,9 +85,9 @@ func (c *Conn) Stream(ctx context.Context, o StreamOptions) error {
 		defer close(woken)
 		_ = c.pg.Conn().SetReadDeadline(time.Unix(1, 0))
 	})
-	c.gulps.at, c.gulps.beforeRead = now, o.Receiver.HandOver
+	c.gulps.at, c.gulps.beforeRead = now, s.handOver
 	err := s.read(ctx)
-	o.Receiver.HandOver()
+	s.handOver()
 	if !stop() {
 		<-woken
 	}
@@ -134,7 +134,7 @@ func (s *stream) read(ctx context.Context) error {
 			return err
 		}
 		if !s.Receiver.HasRoom() {
-			s.Receiver.HandOver()
+			s.handOver()
 			s.waitForRoom(ctx)
 			continue
 		}
@@ -157,6 +157,12 @@ func (s *stream) read(ctx context.Context) error {
 			return err
 		}
 	}
+}
+
+// handOver lets what was received go on, and only then says so.
+func (s *stream) handOver() {
+	s.Receiver.HandOver()
+	s.Metrics.handedOver()
 }
 
 // take handles one message of the server.
@@ -258,7 +264,8 @@ func (s *stream) tellIfDue(now time.Time) error {
 func (s *stream) tell(now time.Time, wantReply bool) error {
 	s.sent = max(s.sent, s.Confirmer.Confirmed())
 	position := pglogrepl.LSN(s.sent)
-	_ = s.conn.pg.Conn().SetWriteDeadline(now.Add(statusInterval))
+	// By a clock that is read now: after a pause of the process the last read may be long ago.
+	_ = s.conn.pg.Conn().SetWriteDeadline(time.Now().Add(statusInterval))
 	err := pglogrepl.SendStandbyStatusUpdate(context.Background(), s.conn.pg, pglogrepl.StandbyStatusUpdate{
 		WALWritePosition: position,
 		WALFlushPosition: position,

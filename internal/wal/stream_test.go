@@ -121,6 +121,59 @@ func insert(db *testdb.DB, id string) {
 	db.Exec(`INSERT INTO outbox (event_id, event_type, payload) VALUES ($1, 'any', '{}')`, id)
 }
 
+// gathering is a receiver that fails the test when something counts as handed over before HandOver.
+type gathering struct {
+	*receiver
+	t        *testing.T
+	metrics  *wal.Metrics
+	gathered int
+	handed   event.LSN // when the first of them came
+}
+
+func (g *gathering) Receive(message []byte) error {
+	if g.gathered++; g.gathered == 1 {
+		g.handed = g.metrics.HandedOver()
+	}
+	if got := g.metrics.HandedOver(); got != g.handed {
+		g.t.Errorf("%v counts as handed over with %d messages still gathered since %v", got, g.gathered, g.handed)
+	}
+	return g.receiver.Receive(message)
+}
+
+func (g *gathering) HandOver() {
+	if got := g.metrics.HandedOver(); g.gathered > 0 && got != g.handed {
+		g.t.Errorf("%v counts as handed over before %d messages since %v are", got, g.gathered, g.handed)
+	}
+	g.gathered = 0
+}
+
+// Lanes take what comes after a position for new: what was gathered before it must have come to them by then.
+func TestStream_saysThatItHasHandedOverOnlyThen(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	if _, err := wal.EnsurePublication(t.Context(), db.Pool, "walpost", []pgx.Identifier{{"public", "outbox"}}, false, false); err != nil {
+		t.Fatal(err)
+	}
+	conn := connect(t, db)
+	created, err := conn.CreateSlot(t.Context(), db.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const rows = 5000
+	db.Exec(`INSERT INTO outbox (event_id, event_type, payload) SELECT n, 'any', '{}' FROM generate_series(1, $1::int) n`, rows)
+	end := db.Text(`SELECT pg_current_wal_insert_lsn()::text`)
+	ctx, stop := context.WithCancel(t.Context())
+	r := &reading{newReceiver(), &confirmer{}, created.ConsistentPoint, stop, make(chan struct{}), make(chan error, 1)}
+	o := r.options(t, db)
+	o.Receiver = &gathering{receiver: r.receiver, t: t, metrics: o.Metrics}
+	go func() { r.ended <- stream(ctx, conn, o) }()
+	eventually(t, "everything is handed over", func() bool {
+		want, err := event.ParseLSN(end)
+		return err == nil && r.inserts.Load() == rows && o.Metrics.HandedOver() >= want
+	})
+	r.end(t)
+}
+
 // positions are those of the last status: write, flush and apply.
 func positions(db *testdb.DB) string {
 	return db.Text(`SELECT coalesce(max(concat_ws(' ', r.write_lsn, r.flush_lsn, r.replay_lsn)), '')
