@@ -15,8 +15,12 @@ import (
 )
 
 const (
-	// maxAnswer is how much of an answer is read at most, so that its connection can be used again.
-	maxAnswer = 64 << 10
+	// maxAnswer is how long a good answer may be. It is read in pieces that nobody keeps, so the limit is only
+	// against one that does not end: a receiver that answers with a page of HTML has taken the event.
+	maxAnswer = 1 << 20
+	// maxRest is how much of a refusal is read beyond what is kept, so that its connection can be used again;
+	// and how long the headers of an answer may be, which stand in memory.
+	maxRest = 64 << 10
 	// maxExcerpt is how much of a refusal is kept with the failure.
 	maxExcerpt = 2 << 10
 	// maxSkew is how far the receiver's clock may be off before a refusal mentions it. Standard Webhooks
@@ -84,7 +88,7 @@ func excerptOf(response *http.Response) string {
 	}
 	start, err := io.ReadAll(io.LimitReader(response.Body, maxExcerpt))
 	if err == nil && len(start) == maxExcerpt {
-		_, _ = io.CopyN(io.Discard, response.Body, maxAnswer) // so that the connection can be used again
+		_, _ = io.CopyN(io.Discard, response.Body, maxRest) // so that the connection can be used again
 	}
 	clean := func(r rune) rune {
 		if unicode.IsControl(r) {

@@ -45,6 +45,19 @@ func TestAnswer_saysWhatBecomesOfTheEvent(t *testing.T) {
 	}
 }
 
+// A receiver that answers with a page instead of a word has taken the event; one that does not end has not.
+func TestAnswer_mayBeLongButEnds(t *testing.T) {
+	size := 0
+	r := newReceiver(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(make([]byte, size)) })
+	sub := open(t, options(r.URL))
+	for n, delivered := range map[int]bool{0: true, 1: true, 65 << 10: true, 1 << 20: true, 1<<20 + 1: false} {
+		size = n
+		if err := sub.Handle(t.Context(), delivery(1)); (err == nil) != delivered {
+			t.Errorf("200 with %d bytes: got %v, want delivered: %t", n, err, delivered)
+		}
+	}
+}
+
 // F-65, F-66: a wait of many digits neither overflows nor becomes none.
 func TestAnswer_asksForAWait(t *testing.T) {
 	status, value := 0, ""

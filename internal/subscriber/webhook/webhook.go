@@ -117,7 +117,7 @@ func newTransport(o Options) *http.Transport {
 		MaxIdleConnsPerHost:    connections,
 		IdleConnTimeout:        90 * time.Second,
 		DisableCompression:     true, // nobody looks into the answer, and a small one can unpack to a large one
-		MaxResponseHeaderBytes: maxAnswer,
+		MaxResponseHeaderBytes: maxRest,
 	}
 }
 
