@@ -97,6 +97,7 @@ func TestLease_isHeldByOneAndGoesToTheNextAtOnceWhenItIsReleased(t *testing.T) {
 	}
 }
 
+// F-45
 func TestLease_isLostWithItsSessionAndTakenAgain(t *testing.T) {
 	t.Parallel()
 	db := testdb.New(t)
@@ -110,7 +111,7 @@ func TestLease_isLostWithItsSessionAndTakenAgain(t *testing.T) {
 	t.Logf("taken again after %v", leads(t, db, l))
 }
 
-// The lock is free as soon as the server has ended the session, but its holder may not have heard of it.
+// F-45: the lock is free as soon as the server has ended the session, but its holder may not have heard of it.
 func TestLease_isTakenOnlyWhenTheLastHolderHasStoppedByItsOwnClock(t *testing.T) {
 	t.Parallel()
 	db := testdb.New(t)

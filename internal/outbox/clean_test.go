@@ -10,6 +10,7 @@ import (
 	"github.com/backendstart/walpost/internal/testdb"
 )
 
+// F-70
 func TestClean_deletesOldPublishedRowsWithoutDebt(t *testing.T) {
 	db := testdb.New(t)
 	source := ours()
@@ -31,6 +32,7 @@ func TestClean_deletesOldPublishedRowsWithoutDebt(t *testing.T) {
 	}
 }
 
+// F-70
 func TestClean_worksInBatchesAndAroundLocks(t *testing.T) {
 	db := testdb.New(t)
 	source := ours()

@@ -115,7 +115,7 @@ func wantRepairs(t *testing.T, db *testdb.DB, o relay.Options, kind string) {
 	}
 }
 
-// F-10, F-13, F-27: the publication and its tables are changed under a relay that streams. It notices by
+// F-10, F-13, F-27, F-53: the publication and its tables are changed under a relay that streams. It notices by
 // itself, mends what it can, and what was not streamed comes from the table.
 func TestRelay_repairsWhatHappensToThePublicationWhileItStreams(t *testing.T) {
 	t.Parallel()

@@ -23,7 +23,7 @@ import (
 	"github.com/backendstart/walpost/internal/testprogram"
 )
 
-// Two relays of one slot, of which the leader is killed, frozen or cut off, again and again under load. The
+// F-30, F-45: two relays of one slot, of which the leader is killed, frozen or cut off, again and again under load. The
 // receiver is a webhook, so what it is told comes from the deliveries themselves.
 func TestSoak_theNextRelayTakesOverFromOneThatDiesFreezesOrIsCutOff(t *testing.T) {
 	const concurrency = 4
@@ -101,7 +101,7 @@ func TestSoak_theNextRelayTakesOverFromOneThatDiesFreezesOrIsCutOff(t *testing.T
 	t.Logf("%d takeovers, %d events, %d deliveries again", n, total, receiver.repeats())
 }
 
-// A planned handover repeats nothing.
+// F-30: a planned handover repeats nothing.
 func TestSoak_aPlannedHandoverRepeatsNothing(t *testing.T) {
 	db := ownServer(t)
 	receiver := newTermReceiver()
