@@ -240,12 +240,15 @@ func (l *Lane) settleKey(items []*item, outcome []error, suspended bool, now tim
 		case !failed && !errors.As(err, new(wholeBatch)):
 			wait = l.noteFailure(it, err, now)
 		}
-		failed = true
 		if it.replay != nil {
 			l.replayFailed(it, wait)
-			wait = 0 // live events of the key need not wait for it
+			if !failed {
+				wait = 0 // live events of the key need not wait for it
+			}
+			failed = true
 			continue
 		}
+		failed = true
 		if it.live != nil && l.inScope(it) {
 			l.hold(it) // the key fell into debt while it was in work
 			continue

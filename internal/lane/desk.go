@@ -230,7 +230,7 @@ func (d *desk) record(ctx context.Context) error {
 	l.metrics.open.Set(float64(l.held))
 	l.metrics.recorded.Add(float64(len(owed)))
 	s := &l.scope
-	s.held = s.held[len(batch):]
+	s.held = rest(s.held, len(batch))
 	s.urgent = s.urgent && len(s.held) > 0
 	if !s.all {
 		for key, n := range counts {

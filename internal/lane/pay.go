@@ -46,7 +46,7 @@ func (d *desk) settle(ctx context.Context) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.scope.paid = l.scope.paid[len(paid):]
+	l.scope.paid = rest(l.scope.paid, len(paid))
 	for _, it := range paid {
 		l.scope.letGo(it)
 		l.scope.forget(l.keyOf(it.ev))

@@ -117,6 +117,7 @@ func (l *Lane) release(q *keyQueue) {
 	delete(l.keys, q.key)
 	// A timer that has fired may still be waiting for mu: its key must not become another one.
 	if q.timer == nil && len(l.spare) < maxSpare {
+		*q = keyQueue{} // what it held is done, and must not stay in memory until somebody needs a queue
 		l.spare = append(l.spare, q)
 	}
 }
@@ -138,6 +139,14 @@ func (l *Lane) newQueue(key string) *keyQueue {
 	l.spare = l.spare[:last]
 	q.key, q.items = key, q.first[:0]
 	return q
+}
+
+// rest is what is left of a list without its first n items. With nothing left it lets go of them.
+func rest(items []*item, n int) []*item {
+	if n == len(items) {
+		return nil
+	}
+	return items[n:]
 }
 
 // putBack returns deliveries of one key that are not finished to the front of their queue.

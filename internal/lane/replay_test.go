@@ -118,6 +118,46 @@ func TestReplay_thatFailsDoesNotHoldUpLiveEventsOfItsKey(t *testing.T) {
 	})
 }
 
+// An event that fails live waits for its backoff, also when one that is replayed stood behind it in the call.
+func TestReplay_behindALiveEventThatFailsEndsNoBackoff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var at []time.Duration // of the attempts of K/9
+		begun := time.Now()
+		sub := &atOnce{Fake: subscribertest.Handling("at once", func(_ context.Context, d subscriber.Delivery) error {
+			time.Sleep(time.Second)
+			if d.ID != "K/9" {
+				return nil
+			}
+			at = append(at, time.Since(begun))
+			return subscribertest.ErrFailing
+		})}
+		sub.batch = func(deliveries []subscriber.Delivery) error {
+			failed := make(map[int]error)
+			for i, d := range deliveries {
+				failed[i] = subscriber.ErrHeld
+				if d.ID == "K/9" {
+					failed[i] = subscribertest.ErrFailing
+					at = append(at, time.Since(begun))
+				}
+			}
+			return &subscriber.BatchError{Failed: failed}
+		}
+		o := settings()
+		o.Concurrency, o.Batch = 1, 10
+		o.Backoff.Initial, o.Backoff.Max = time.Minute, time.Minute
+		r := runs(t, sub, o)
+		r.offer("A/1") // keeps the worker busy, so that the two come in one call
+		r.offer("K/9")
+		if got := r.Replay(t.Context(), old("K/1"), time.Time{}); len(got.Left) != 1 {
+			t.Errorf("got %+v, want it left", got)
+		}
+		time.Sleep(90 * time.Second)
+		if len(at) != 2 || at[1]-at[0] < time.Minute {
+			t.Errorf("attempts at %v, want a minute between them", at)
+		}
+	})
+}
+
 func TestReplay_makesADeadLetterOfWhatFailsForGood(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sub := subscribertest.Handling("sub", func(context.Context, subscriber.Delivery) error {

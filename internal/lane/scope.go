@@ -78,7 +78,7 @@ func (l *Lane) admit(n int, known map[int]State) {
 			l.acks.Finish(ack.End{Delivery: it.live, Dead: true})
 		}
 	}
-	s.unchecked = s.unchecked[n:]
+	s.unchecked = rest(s.unchecked, n)
 	l.metrics.open.Set(float64(l.held))
 	l.pump()
 }
