@@ -63,7 +63,7 @@ func (r *replayer) run(ctx, lanes context.Context) {
 		ended  chan struct{}
 	}
 	active := make(map[string]underWay)
-	free := make(chan struct{}, len(r.lanes)) // one has ended: the next may be waiting
+	free := make(chan struct{}, 1) // gets a token when one has ended: the next may be waiting
 	ticker := time.NewTicker(replayLook)
 	defer ticker.Stop()
 	for ctx.Err() == nil {
@@ -94,7 +94,10 @@ func (r *replayer) run(ctx, lanes context.Context) {
 					defer cancel(nil)
 					w.run(work, lanes)
 					close(u.ended)
-					free <- struct{}{}
+					select {
+					case free <- struct{}{}:
+					default:
+					}
 				}()
 			}
 		}
@@ -149,7 +152,8 @@ func (w *replayWork) run(ctx, lanes context.Context) {
 			w.log.Info("replay is done", "delivered", w.Delivered, "dead", w.Dead, "owed", w.Owed, "unwanted", w.Unwanted, "invalid", w.Invalid)
 			return
 		case errors.Is(err, debt.ErrFenced):
-			return // the next leader goes on
+			<-ctx.Done() // the next leader goes on; to try again here would be refused as often
+			return
 		case errors.Is(err, replay.ErrOver), errors.Is(context.Cause(ctx), replay.ErrOver):
 			w.last(ctx)
 			w.log.Info("replay is cancelled", "delivered", w.Delivered, "dead", w.Dead)
