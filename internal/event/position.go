@@ -3,6 +3,7 @@ package event
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 )
@@ -45,7 +46,8 @@ type Position struct {
 	// Commit is the LSN of the transaction's commit record. Events that were read from the table have
 	// the slot's starting point minus one: no real commit LSN has that value, they are 8-aligned.
 	Commit LSN
-	// Ordinal counts every insert and transactional message of the transaction from 0, wanted or not.
+	// Ordinal counts every insert and transactional message of the transaction from 0, wanted or not. -1 is
+	// no event's: it stands before the first, where everything up to the transaction is done.
 	Ordinal int64
 }
 
@@ -56,5 +58,8 @@ func (p Position) Compare(q Position) int {
 
 // String writes a position with fixed width, so that comparing the strings compares the positions.
 func (p Position) String() string {
+	if p.Ordinal < 0 && p.Commit > 0 { // as the last place before the transaction, where no event stands either
+		p.Commit, p.Ordinal = p.Commit-1, math.MaxUint32
+	}
 	return fmt.Sprintf("%08x-%016x-%08x", uint32(p.Epoch), uint64(p.Commit), uint64(p.Ordinal))
 }

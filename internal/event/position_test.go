@@ -42,6 +42,7 @@ func TestPosition_comparesAsItsTransactionsCommitted(t *testing.T) {
 		{},
 		{Ordinal: 1},
 		{Commit: 7, Ordinal: 1 << 20}, // read from the table of a slot that starts at 8
+		{Commit: 8, Ordinal: -1},      // everything before a transaction is done, nothing of it
 		{Commit: 8},
 		{Commit: 8, Ordinal: 1},
 		{Commit: 8, Ordinal: 9},
