@@ -96,12 +96,12 @@ func (r *Relay) makeSlot(ctx context.Context, s *session, fix *repair) (rows int
 			return err
 		}
 		if len(fresh) > 0 { // before rows are marked that nobody wants
-			_, err := r.recordRows(ctx, tx, s, recording{snapshot: created.Snapshot, retained: true, meant: func(i int) bool { return fresh[i] }})
+			_, err := r.recordRows(ctx, tx, s, recording{snapshot: created.Snapshot, from: created.ConsistentPoint, retained: true, meant: func(i int) bool { return fresh[i] }})
 			if err != nil {
 				return err
 			}
 		}
-		rows, err = r.recordRows(ctx, tx, s, recording{snapshot: created.Snapshot, repair: fix != nil, meant: func(i int) bool { return !fresh[i] }})
+		rows, err = r.recordRows(ctx, tx, s, recording{snapshot: created.Snapshot, from: created.ConsistentPoint, repair: fix != nil, meant: func(i int) bool { return !fresh[i] }})
 		if err != nil {
 			return err
 		}

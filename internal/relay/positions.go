@@ -164,9 +164,13 @@ func (r *Relay) recordRetained(ctx context.Context, s *session, subscriber int) 
 	begun := time.Now()
 	name := r.Subscriptions[subscriber].Subscriber.Name()
 	r.Log.Info("subscriber is new to this slot and starts at the beginning", "subscriber", name)
+	from, err := r.awaitRunning(ctx, "the new subscriber")
+	if err != nil {
+		return err
+	}
 	var rows int64
-	err := postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) (err error) {
-		rows, err = r.recordRows(ctx, tx, s, recording{retained: true, meant: func(i int) bool { return i == subscriber }})
+	err = postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) (err error) {
+		rows, err = r.recordRows(ctx, tx, s, recording{from: from, retained: true, meant: func(i int) bool { return i == subscriber }})
 		return err
 	})
 	if err == nil {

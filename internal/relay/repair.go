@@ -169,7 +169,8 @@ func (r *Relay) mayRepair(ctx context.Context, s *session, fix *repair) error {
 // synchronous standby is in the WAL, and perhaps behind the slot, and in no snapshot; and one that wrote
 // while its table was not published is not in the stream whenever it commits. (POSTGRES §5, B)
 func (r *Relay) keepSlot(ctx context.Context, s *session, fix *repair) (rows int64, err error) {
-	if err := r.awaitRunning(ctx); err != nil {
+	from, err := r.awaitRunning(ctx, "the repair")
+	if err != nil {
 		return 0, err
 	}
 	s.confirmed = s.slot.Confirmed
@@ -178,7 +179,7 @@ func (r *Relay) keepSlot(ctx context.Context, s *session, fix *repair) (rows int
 		if err != nil {
 			return err
 		}
-		rows, err = r.recordRows(ctx, tx, s, recording{repair: !fix.adopt, meant: func(i int) bool {
+		rows, err = r.recordRows(ctx, tx, s, recording{from: from, repair: !fix.adopt, meant: func(i int) bool {
 			return fix.adopt || present[r.Subscriptions[i].Subscriber.Name()] // who is new starts at now
 		}})
 		if err != nil {
@@ -198,27 +199,38 @@ func (r *Relay) keepSlot(ctx context.Context, s *session, fix *repair) (rows int
 	return rows, nil
 }
 
-// awaitRunning waits until every transaction that is running now has ended.
-func (r *Relay) awaitRunning(ctx context.Context) error {
-	var next string
-	if err := r.Pool.QueryRow(ctx, `SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text`).Scan(&next); err != nil {
-		return fmt.Errorf("look for running transactions: %w", err)
+// awaitRunning waits until every transaction that is running now has ended. It returns where in the WAL the
+// others begin: what committed below it is in every snapshot from now on.
+//
+// It takes a transaction id to know which are older. The end of a snapshot would not do: it comes after the last
+// that has ended, and one that still runs can be younger than that.
+func (r *Relay) awaitRunning(ctx context.Context, what string) (from event.LSN, err error) {
+	var text, next string
+	err = r.Pool.QueryRow(ctx, `SELECT pg_catalog.pg_current_wal_insert_lsn()::text`).Scan(&text)
+	if err == nil { // in this order: what gets its id in between is waited for, too
+		err = r.Pool.QueryRow(ctx, `SELECT pg_catalog.pg_current_xact_id()::text`).Scan(&next)
+	}
+	if err == nil {
+		from, err = event.ParseLSN(text)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("look for running transactions: %w", err)
 	}
 	ended := make(chan struct{})
 	defer close(ended)
-	go r.sayWhoIsWaitedFor(ctx, "the repair", ended)
+	go r.sayWhoIsWaitedFor(ctx, what, ended)
 	for {
 		var over bool
 		err := r.Pool.QueryRow(ctx, `SELECT pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot()) >= $1::text::xid8`, next).Scan(&over)
 		if err != nil {
-			return fmt.Errorf("look for running transactions: %w", err)
+			return 0, fmt.Errorf("look for running transactions: %w", err)
 		}
 		if over {
-			return nil
+			return from, nil
 		}
 		pause(ctx, 100*time.Millisecond)
 		if ctx.Err() != nil {
-			return fmt.Errorf("wait for running transactions: %w", context.Cause(ctx))
+			return 0, fmt.Errorf("wait for running transactions: %w", context.Cause(ctx))
 		}
 	}
 }

@@ -2,7 +2,6 @@ package relay
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -17,6 +16,8 @@ import (
 type recording struct {
 	// snapshot is the one that was exported with a new slot; "" is one of this moment.
 	snapshot string
+	// from is where in the WAL begins what the snapshot may not show: nothing that committed below it is missing.
+	from event.LSN
 	// retained takes all rows that the tables have, published or not.
 	retained bool
 	// repair takes all rows of a source that is not marked: nobody knows which of them wait.
@@ -28,25 +29,21 @@ type recording struct {
 // in a transaction of their own, because they are written while they are read. It returns how many there
 // were.
 //
-// They have positions that no commit has, because those are 8-aligned: below the first that a new slot
-// brings, and else below the end of the WAL after the snapshot. There, what is paid is kept as paid until
-// the stream is past it, so that an event which it brings as well is known.
+// They have positions that no commit has, because those are 8-aligned: just below from, and so before all
+// that is not among them. A commit that is being flushed, or waits for a standby, has its place in the WAL
+// already and is in no snapshot, so the end of the WAL would be too high.
+//
+// Of those from there on the stream brings some as well. They are known by their ids: a lane pays nothing
+// before it has looked up all that was written before the stream began.
 func (r *Relay) recordRows(ctx context.Context, tx pgx.Tx, s *session, o recording) (int64, error) {
 	// It writes only now and then, while the other transaction reads.
 	if _, err := tx.Exec(ctx, `SET LOCAL idle_in_transaction_session_timeout = 0`); err != nil {
 		return 0, err
 	}
 	begun := time.Now()
-	position := event.Position{Epoch: s.epoch, Commit: s.confirmed - 1}
+	position := event.Position{Epoch: s.epoch, Commit: o.from - 1}
 	debts := newWaitingRows(r, tx, o.meant)
 	err := postgres.InSnapshot(ctx, r.Pool, o.snapshot, func(reading pgx.Tx) error {
-		if o.snapshot == "" {
-			end, err := insertEnd(ctx, reading) // the first statement, so the snapshot is older
-			if err != nil {
-				return err
-			}
-			position.Commit = end - 1
-		}
 		for _, table := range s.tables {
 			read := table.Unpublished
 			switch {
@@ -76,15 +73,6 @@ func (r *Relay) recordRows(ctx context.Context, tx pgx.Tx, s *session, o recordi
 		return nil
 	})
 	return position.Ordinal, err
-}
-
-// insertEnd is the end of the WAL: what is visible to an older snapshot committed below it.
-func insertEnd(ctx context.Context, tx pgx.Tx) (event.LSN, error) {
-	var text string
-	if err := tx.QueryRow(ctx, `SELECT pg_catalog.pg_current_wal_insert_lsn()::text`).Scan(&text); err != nil {
-		return 0, fmt.Errorf("look up the end of the WAL: %w", err)
-	}
-	return event.ParseLSN(text)
 }
 
 // waitingRows collects events for each subscriber that wants them and records them in batches.
