@@ -161,7 +161,7 @@ func (r *Relay) open(ctx context.Context, why *changed) (_ *session, err error) 
 	if s.after != nil {
 		return s, nil
 	}
-	return s, r.startPositions(taking, s)
+	return s, r.startPositions(ctx, s) // for a subscriber that begins with all rows it takes long
 }
 
 // reopen opens the next session after one that broke. In between the server may have become another one, or
