@@ -32,8 +32,9 @@ func (l *Lease) stand(ctx context.Context, conn *pgx.Conn) error {
 		wait := heartbeat
 		switch {
 		case found.idle >= stale:
-			l.Log.Warn("the leader does not answer any more; ending its session", "holder", found.application, "pid", found.pid, "silent", found.idle)
-			if err := l.end(ctx, conn, `pid = $1`, found.pid); err != nil {
+			l.Log.Warn("the leader does not answer any more; ending its sessions", "holder", found.application, "pid", found.pid, "silent", found.idle)
+			// All of them, and not only this one: it may be frozen in a first repair, before it is recorded as leader.
+			if err := l.end(ctx, conn, `application_name = $1`, found.application); err != nil {
 				return err
 			}
 			found.expired = true

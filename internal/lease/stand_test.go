@@ -1,0 +1,45 @@
+package lease
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/backendstart/walpost/internal/testdb"
+)
+
+// A relay that froze while it repaired has the lock and is not recorded as leader yet. What its other sessions have
+// left open would hold up the repair of the next.
+func TestLease_endsAllSessionsOfAHolderThatFrozeBeforeItLed(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	config, err := pgx.ParseConfig(db.DSN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.RuntimeParams["application_name"] = application(db.Name, elsewhere("frozen"))
+	for _, statement := range []string{
+		`SELECT pg_catalog.pg_try_advisory_lock(` + lockKey + `)`,
+		`SELECT $1, pg_catalog.pg_advisory_lock(1)`,
+	} {
+		conn, err := pgx.ConnectConfig(t.Context(), config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = conn.Close(context.Background()) })
+		if _, err := conn.Exec(t.Context(), statement, db.Name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	leads(t, db, running(t, db, elsewhere("next")))
+	limit := time.After(10 * time.Second) // a session that is ended takes a moment to go
+	for db.Int(`SELECT count(*) FROM pg_stat_activity WHERE application_name = $1`, config.RuntimeParams["application_name"]) > 0 {
+		select {
+		case <-limit:
+			t.Fatal("sessions of the frozen one are left")
+		default:
+		}
+	}
+}
