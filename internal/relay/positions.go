@@ -81,7 +81,12 @@ func (r *Relay) startPositions(ctx context.Context, s *session) error {
 // savePositions writes where each subscriber of the configuration starts, and since when the others are
 // gone.
 func (r *Relay) savePositions(ctx context.Context, s *session, after []event.Position) error {
-	return pgx.BeginFunc(ctx, r.Pool, func(tx pgx.Tx) error { return r.savePositionsTx(ctx, tx, s, after) })
+	return postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) error {
+		if err := r.fence.Hold(ctx, tx); err != nil {
+			return err
+		}
+		return r.savePositionsTx(ctx, tx, s, after)
+	})
 }
 
 func (r *Relay) savePositionsTx(ctx context.Context, tx pgx.Tx, s *session, after []event.Position) error {
@@ -170,6 +175,9 @@ func (r *Relay) recordRetained(ctx context.Context, s *session, subscriber int) 
 	}
 	var rows int64
 	err = postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) (err error) {
+		if err := r.fence.Hold(ctx, tx); err != nil {
+			return err
+		}
 		rows, err = r.recordRows(ctx, tx, s, recording{from: from, retained: true, meant: func(i int) bool { return i == subscriber }})
 		return err
 	})

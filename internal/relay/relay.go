@@ -7,6 +7,7 @@ package relay
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"math"
 	"sync"
@@ -142,7 +143,13 @@ func (r *Relay) run(ctx context.Context) error {
 		short   int // lives in a row that ended soon
 	)
 	for first := true; ; first = false {
-		s, err := r.openUntilReady(ctx, func(ctx context.Context) (*session, error) { return r.open(ctx, why) })
+		s, err := r.openUntilReady(ctx, func(ctx context.Context) (*session, error) {
+			s, err := r.open(ctx, why)
+			if c := asChanged(err); c != nil { // under our hands; there is nothing in memory yet that would not fit
+				err = fmt.Errorf("%w: %s", errChangedMeanwhile, c.reason)
+			}
+			return s, err
+		})
 		if err != nil || s == nil {
 			return err
 		}

@@ -57,6 +57,9 @@ func asChanged(err error) *changed {
 	return nil
 }
 
+// errChangedMeanwhile means that what was found is not so any more. The next attempt finds what is.
+var errChangedMeanwhile = errors.New("something has changed meanwhile")
+
 // waits between attempts to reach Postgres.
 var reconnect = lane.Backoff{Initial: 500 * time.Millisecond, Max: 15 * time.Second}
 
@@ -107,7 +110,7 @@ func final(err error) error {
 	switch {
 	case asChanged(err) != nil:
 		return err
-	case errors.Is(err, errNoLead):
+	case errors.Is(err, errNoLead), errors.Is(err, errChangedMeanwhile):
 		return nil
 	case errors.Is(err, outbox.ErrNoTable): // while it is made anew under its old name
 		return nil
