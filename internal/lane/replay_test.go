@@ -152,6 +152,7 @@ func TestReplay_behindALiveEventThatFailsEndsNoBackoff(t *testing.T) {
 			t.Errorf("got %+v, want it left", got)
 		}
 		time.Sleep(90 * time.Second)
+		synctest.Wait()
 		if len(at) != 2 || at[1]-at[0] < time.Minute {
 			t.Errorf("attempts at %v, want a minute between them", at)
 		}
