@@ -286,10 +286,7 @@ func (l *Lane) finish(it *item, err error, now time.Time) {
 		l.stats.Dead++
 		l.metrics.dead.Inc()
 		if l.options.BlockKey {
-			l.scope.blocked[l.keyOf(it.ev)] = true
-			if q := l.keys[l.keyOf(it.ev)]; q != nil {
-				l.holdQueue(q)
-			}
+			l.block(l.keyOf(it.ev))
 		}
 	}
 	if it.replay != nil {

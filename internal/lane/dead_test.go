@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -239,5 +240,57 @@ func TestLane_aPanicIsAnErrorOfItsEvent(t *testing.T) {
 			t.Errorf("got %+v, want it delivered after 2 failed attempts", end)
 		}
 		r.awaitEnd("K/1")
+	})
+}
+
+// The dead letter may come out of the debt, and what is behind it be in hand already.
+func TestLane_aDeadLetterOfTheDebtBlocksItsKeyToo(t *testing.T) {
+	for _, ordering := range []lane.Ordering{lane.ByKey, lane.Total} {
+		t.Run(string(ordering), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				sub := refusing("K/1")
+				o := settings()
+				o.Ordering, o.BlockKey = ordering, true
+				r := runs(t, sub, o)
+				r.debt.pause("by hand")
+				time.Sleep(5 * time.Second)
+				r.offer(series("K", 4)...)
+				time.Sleep(5 * time.Second)
+				r.debt.pause("")
+				time.Sleep(time.Hour)
+				if got, want := attempted(sub.Calls()), []string{"K/0", "K/1"}; !slices.Equal(got, want) {
+					t.Errorf("attempts %v, want %v: the rest is behind a dead letter", got, want)
+				}
+				r.offer("K/9")
+				time.Sleep(time.Hour)
+				if got := len(sub.Calls()); got != 2 {
+					t.Errorf("%d attempts, want none behind a dead letter", got)
+				}
+			})
+		})
+	}
+}
+
+func TestLane_takesOneEventOfAKeyAtATimeWhereADeadOneBlocks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sub := refusing("K/1").InBatches()
+		o := settings()
+		o.BlockKey, o.Batch, o.Concurrency = true, 100, 1
+		r := newRig(t, sub, o)
+		r.offer("K/0", "L/0", "K/1", "K/2", "L/1")
+		r.start(time.Minute)
+		time.Sleep(time.Minute)
+		for _, batch := range sub.Batches() {
+			keys := map[string]bool{}
+			for _, id := range batch {
+				if keys[id[:1]] {
+					t.Errorf("batch %v has two events of a key", batch)
+				}
+				keys[id[:1]] = true
+			}
+		}
+		if slices.Contains(attempted(sub.Calls()), "K/2") {
+			t.Error("K/2 was sent although it is behind a dead letter")
+		}
 	})
 }

@@ -345,7 +345,7 @@ func (l *Lane) take(size int) []*item {
 		}
 		for i, it := range q.items[:n] {
 			it.queue = q
-			if it.dead { // what is behind it may have to wait for a person
+			if it.dead || l.options.BlockKey { // what is behind it may have to wait for a person
 				n = i + 1
 				break
 			}

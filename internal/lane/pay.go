@@ -123,6 +123,9 @@ func (d *desk) read(ctx context.Context) error {
 	now := time.Now()
 	for _, o := range owed {
 		d.cursor = o.Event.Position
+		if s.blocked[l.keyOf(o.Event)] {
+			continue // since the query was made
+		}
 		it := l.newItem(o.Event, now)
 		it.attempts, it.firstFailure, it.lastFailure = o.Attempts, o.FirstFailure, o.LastFailure
 		s.takeInHand(it)

@@ -123,10 +123,7 @@ func (d *desk) lookForBlocked(ctx context.Context) error {
 	}
 	for key := range now {
 		if !before[key] {
-			l.scope.blocked[key] = true
-			if q := l.keys[key]; q != nil {
-				l.holdQueue(q)
-			}
+			l.block(key)
 		}
 	}
 	return nil

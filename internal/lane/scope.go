@@ -186,6 +186,15 @@ func (l *Lane) enterKeys(queues []*keyQueue) {
 	l.log.Warn("keys fall into debt; their events are recorded and sent later, in order", "keys", len(queues), "first", queues[0].key, "events", len(s.held))
 }
 
+// block keeps everything of a key behind its dead letter: live events are held, and owed ones stay recorded.
+func (l *Lane) block(key string) {
+	l.scope.blocked[key] = true
+	if q := l.keys[key]; q != nil {
+		l.holdQueue(q)
+		l.giveUp(q)
+	}
+}
+
 // holdQueue moves the live events of a key that are not in work to the held ones.
 func (l *Lane) holdQueue(q *keyQueue) {
 	owed := q.items[:0:0]
