@@ -54,14 +54,17 @@ type Options struct {
 
 // Lease is held by at most one process of a slot. Its methods may be called by any goroutine; Run once.
 //
-// Invariant: it is held only while its session has the lock, and no longer than term after the last
-// heartbeat that was answered was sent.
+// Invariant: it is held no longer than term after the last heartbeat that was answered was sent, and nobody
+// else takes a lock that has not been free for as long. So a session that is lost and comes back in time
+// changes nothing.
 type Lease struct {
 	Options
 	holder string
 
 	mu      sync.Mutex
 	held    bool          // guarded by mu
+	got     time.Duration // by the same clock: when the session that has the lock got it; guarded by mu
+	expiry  *time.Timer   // ends it; guarded by mu
 	reached bool          // there is a session, held or not; guarded by mu
 	tenure  int           // how often it was got; guarded by mu
 	sent    time.Duration // by the clock of bootTime: the last heartbeat that was answered; guarded by mu
@@ -142,21 +145,69 @@ func (l *Lease) Await(ctx context.Context) error {
 func (l *Lease) set(held bool, sent time.Duration, why string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.setLocked(held, sent, why)
+}
+
+func (l *Lease) setLocked(held bool, sent time.Duration, why string) {
 	l.sent, l.why = sent, why
+	if held {
+		left := term - (bootTime() - sent)
+		if l.expiry == nil {
+			l.expiry = time.AfterFunc(left, l.expire)
+		} else {
+			l.expiry.Reset(left)
+		}
+	}
 	if l.held != held {
 		l.held = held
-		if held {
-			l.tenure++
-		}
-		close(l.changed)
-		l.changed = make(chan struct{})
+		l.tell()
 	}
 }
 
-func (l *Lease) reach(reached bool) {
+// tell wakes those who wait for a change; mu is held.
+func (l *Lease) tell() {
+	close(l.changed)
+	l.changed = make(chan struct{})
+}
+
+// expire ends a lease whose heartbeats are not answered any more.
+func (l *Lease) expire() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.reached = reached
+	if l.held && bootTime()-l.sent >= term {
+		l.setLocked(false, 0, "Postgres does not answer")
+	}
+}
+
+// begin is the first heartbeat of a session that has the lock.
+func (l *Lease) begin(sent time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.held && sent-l.sent >= term {
+		l.setLocked(false, 0, "Postgres did not answer") // once it was not valid, a tenure never is again
+	}
+	l.got = sent
+	l.tenure++
+	l.setLocked(true, sent, "")
+	l.tell() // also where it was held all the time: whoever acts must know that the session is another one
+}
+
+// lose is the end of a session. The lease goes on for the rest of its time, unless sessions are lost one
+// after the other: then a standby may have seen nobody hold the lock for long enough.
+func (l *Lease) lose(why error) (held bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.reached = false
+	if !l.held || l.tenure > 1 && bootTime()-l.got < term {
+		l.setLocked(false, 0, why.Error())
+	}
+	return l.held
+}
+
+func (l *Lease) reach() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.reached = true
 }
 
 // Release gives the lease up for good, so that a standby takes it at once, and waits until that is done. It
@@ -194,10 +245,12 @@ func (l *Lease) Run(ctx context.Context) {
 			said = text
 			l.Log.Warn("no session for the lease, will try again", "err", err)
 		}
-		l.set(false, 0, err.Error())
-		l.reach(false)
+		wait := pauseAfter(failures)
+		if l.lose(err) {
+			wait = hurry / 4 // in time it changes nothing
+		}
 		select {
-		case <-time.After(pauseAfter(failures)):
+		case <-time.After(wait):
 		case <-ctx.Done():
 		}
 	}
@@ -226,7 +279,7 @@ func (l *Lease) session(ctx context.Context) error {
 		}
 		_ = conn.Close(closing)
 	}()
-	l.reach(true)
+	l.reach()
 	if err := l.stand(ctx, conn); err != nil {
 		return err
 	}
@@ -255,31 +308,23 @@ func (l *Lease) connect(ctx context.Context) (*pgx.Conn, error) {
 // keep is the life of a leader. The session is read all the time, so that its end is noticed at once and
 // not at the next heartbeat.
 func (l *Lease) keep(ctx context.Context, conn *pgx.Conn) error {
-	defer func() {
-		if l.State().Held {
-			l.set(false, 0, "the session of the lease is gone")
-		}
-	}()
-	for {
+	for first, last := true, bootTime(); ; first = false {
 		sent := bootTime()
-		l.mu.Lock()
-		last := l.sent
-		l.mu.Unlock()
-		left := term
-		if last != 0 {
-			left = term - (sent - last)
-		}
-		limited, cancel := context.WithTimeout(ctx, left)
+		limited, cancel := context.WithTimeout(ctx, term-(sent-last))
 		_, err := conn.Exec(limited, `SELECT 1`)
 		cancel()
 		if err != nil {
 			return fmt.Errorf("the session of the lease does not answer: %w", err)
 		}
 		// An answer that came too late is none: once it was not valid, a tenure never is again.
-		if last != 0 && bootTime()-last >= term {
+		if bootTime()-last >= term {
 			return errors.New("the session of the lease answered too late")
 		}
-		l.set(true, sent, "")
+		if last = sent; first {
+			l.begin(sent)
+		} else {
+			l.set(true, sent, "")
+		}
 		if err := l.listen(ctx, conn, heartbeat); err != nil {
 			return err
 		}

@@ -14,21 +14,24 @@ const lockKey = `pg_catalog.hashtextextended('walpost/' || $1, 0)`
 
 // stand tries to get the lock until it has it, and then makes sure that nothing of the old holder goes on.
 func (l *Lease) stand(ctx context.Context, conn *pgx.Conn) error {
-	for said := ""; ; {
+	var said string
+	var free time.Duration // since when nobody is seen to hold the lock; 0 while somebody does
+	for {
 		found, err := l.look(ctx, conn)
 		if err != nil {
 			return err
 		}
 		if found.pid == 0 {
-			got, err := l.try(ctx, conn)
-			if err != nil {
-				return err
+			if free == 0 {
+				free = bootTime()
 			}
-			if got {
-				return l.takeOver(ctx, conn, found)
+			taken, err := l.takeFree(ctx, conn, free)
+			if taken || err != nil {
+				return err
 			}
 			continue
 		}
+		free = 0
 		wait := heartbeat
 		switch {
 		case found.idle >= stale:
@@ -37,8 +40,7 @@ func (l *Lease) stand(ctx context.Context, conn *pgx.Conn) error {
 			if err := l.end(ctx, conn, `application_name = $1`, found.application); err != nil {
 				return err
 			}
-			found.expired = true
-			if err := l.takeFrom(ctx, conn, found); err == nil || !errors.Is(err, errStillHeld) {
+			if err := l.takeFrom(ctx, conn); err == nil || !errors.Is(err, errStillHeld) {
 				return err
 			}
 			continue
@@ -56,12 +58,30 @@ func (l *Lease) stand(ctx context.Context, conn *pgx.Conn) error {
 	}
 }
 
+// takeFree takes a lock that nobody holds. Its last holder may have lost only the session, and may act until
+// its lease has ended by its own clock; so until that is over the lock is left to it, and if it comes back
+// nothing has happened.
+func (l *Lease) takeFree(ctx context.Context, conn *pgx.Conn, free time.Duration) (taken bool, err error) {
+	before, err := l.recorded(ctx, conn)
+	if err != nil {
+		return false, err
+	}
+	if l.mayAct(before) && bootTime()-free < term {
+		l.set(false, 0, "the last leader may still act, or come back: "+before)
+		return false, l.listen(ctx, conn, hurry/2)
+	}
+	got, err := l.try(ctx, conn)
+	if err != nil || !got {
+		return false, err
+	}
+	return true, l.takeOver(ctx, conn)
+}
+
 // holding is what a standby sees of the leader's session.
 type holding struct {
 	pid         int32 // 0 when nobody holds the lock
 	application string
 	idle        time.Duration // since its last heartbeat, by the server's clock; 0 where the server hides it
-	expired     bool          // its lease has ended by its own clock
 }
 
 // look asks who holds the lock, and when that session last asked something. Of a role that it is not a
@@ -99,15 +119,15 @@ func (l *Lease) try(ctx context.Context, conn *pgx.Conn) (bool, error) {
 
 var errStillHeld = errors.New("the lock is still held")
 
-// takeFrom takes the lock of a session that is being ended.
-func (l *Lease) takeFrom(ctx context.Context, conn *pgx.Conn, from holding) error {
+// takeFrom takes the lock of a session that is being ended. Its lease has ended by its own clock before.
+func (l *Lease) takeFrom(ctx context.Context, conn *pgx.Conn) error {
 	for range 20 {
 		got, err := l.try(ctx, conn)
 		if err != nil {
 			return err
 		}
 		if got {
-			return l.takeOver(ctx, conn, from)
+			return l.takeOver(ctx, conn)
 		}
 		if err := l.listen(ctx, conn, hurry/4); err != nil {
 			return err
@@ -116,34 +136,19 @@ func (l *Lease) takeFrom(ctx context.Context, conn *pgx.Conn, from holding) erro
 	return errStillHeld
 }
 
-// takeOver is called with the lock. The old holder may still act until its lease has ended by its own clock,
-// so unless it is known to be over that is waited for. Then all of its sessions are ended: a frozen one may
-// hold row locks, and its walsender the slot.
-func (l *Lease) takeOver(ctx context.Context, conn *pgx.Conn, from holding) error {
+// takeOver is called with the lock, when the last holder does not act any more. All of its sessions are ended:
+// a frozen one may hold row locks, and its walsender the slot.
+func (l *Lease) takeOver(ctx context.Context, conn *pgx.Conn) error {
 	before, err := l.recorded(ctx, conn)
-	if err != nil {
+	if err != nil || before == "" || before == l.holder {
 		return err
-	}
-	begun := bootTime()
-	for l.mayAct(before, from) && bootTime()-begun < term {
-		l.set(false, 0, "the last leader may still act for a moment: "+before)
-		// The lock needs its heartbeat, or the next standby takes us for frozen.
-		if _, err := conn.Exec(ctx, `SELECT 1`); err != nil {
-			return fmt.Errorf("wait for the end of the last leader's lease: %w", err)
-		}
-		if err := l.listen(ctx, conn, hurry); err != nil {
-			return err
-		}
-	}
-	if before == "" || before == l.holder {
-		return nil
 	}
 	return l.end(ctx, conn, `application_name = $1`, application(l.Slot, before))
 }
 
-// mayAct reports whether the last holder may not have heard yet that its lock is gone.
-func (l *Lease) mayAct(before string, from holding) bool {
-	return before != "" && before != l.holder && !from.expired && !isDead(before)
+// mayAct reports whether a holder that has lost its lock may not have heard of it yet.
+func (l *Lease) mayAct(before string) bool {
+	return before != "" && before != l.holder && !isDead(before)
 }
 
 // recorded is the holder in walpost.leader; "" is nobody, or one that has left.
