@@ -127,6 +127,9 @@ func (d *document) flow(kinds []string, checks map[string]Check) (Flow, error) {
 	if len(named.Sources) > 0 {
 		flow = Flow{Sources: named.Sources, Named: true}
 	}
+	if named.Subscribers != nil && len(named.Subscribers) == 0 {
+		d.add(d.lineOf("$.subscribers"), "subscribers: name at least one, or leave the key out for the four of the learning platform")
+	}
 	if len(named.Subscribers) > 0 {
 		flow.Subscribers = named.Subscribers
 	}

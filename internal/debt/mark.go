@@ -86,7 +86,7 @@ func ended(ctx context.Context, tx pgx.Tx, pending map[string]*pending, missing 
 		// (PostgreSQL manual, "Preventing Transaction ID Wraparound Failures")
 		xid := pending[row].xid
 		if xid != 0 && (int32(xid-uint32(next)) >= 0 || slices.Contains(running, int64(xid))) {
-			return fmt.Errorf("mark row %s: it is not visible yet: its commit waits for a synchronous standby", row)
+			return fmt.Errorf("mark row %s: it is not visible yet: its commit is in the WAL and not over, because it waits for the flush or a synchronous standby", row)
 		}
 	}
 	return nil

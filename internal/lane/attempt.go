@@ -320,7 +320,7 @@ func (l *Lane) noteFailure(it *item, err error, now time.Time) time.Duration {
 	if it.fromDebt() {
 		l.scope.failed[it] = struct{}{}
 	}
-	if subscriber.IsPause(err) && l.unwanted == nil {
+	if subscriber.IsPause(err) && l.unwanted == nil && !l.scope.paused {
 		l.unwanted = err
 		signal(l.desk)
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -58,6 +59,27 @@ func (r *Relay) countStart(ctx context.Context) (unclean int, found *suspect, er
 		return unclean, nil, fmt.Errorf("read the event that was in hand: %w", err)
 	}
 	return unclean, found, nil
+}
+
+// errCareIsOver ends a careful life. It is no trouble: the rooms are built anew without the care.
+var errCareIsOver = &changed{reason: "everything that was in the WAL at the start is finished or owed"}
+
+// endCare ends the care when nothing of what earlier processes can have had in hand is open any more: the
+// event that ended them is among that. The process may have been ended by something else, too, and one event
+// at a time is slow.
+func (r *Relay) endCare(ctx context.Context, s *session, p *parts, stop context.CancelCauseFunc) {
+	for ctx.Err() == nil {
+		over := r.wal.Received() >= s.horizon
+		for i := range r.Subscriptions {
+			_, oldest := p.tracker.OpenOf(i)
+			over = over && (oldest == nil || oldest.Position.Commit >= s.horizon)
+		}
+		if over {
+			stop(errCareIsOver)
+			return
+		}
+		pause(ctx, time.Second)
+	}
 }
 
 // guard lets one event at a time through and writes down which one, so that the event that ends the

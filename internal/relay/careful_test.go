@@ -149,3 +149,27 @@ func oneLife(t *testing.T, db *testdb.DB, done func() bool) bool {
 	}
 	return wantCode == 0
 }
+
+// The process may have been killed from outside, and then one event at a time is only slow: when all that it
+// can have had in hand is handled, the care is over.
+func TestRelay_endsItsCareWhenWhatWasInHandIsHandled(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	debtor := newChanging("debtor", func(context.Context, subscriber.Delivery) error { return subscribertest.ErrFailing })
+	sub := subscribertest.Recording()
+	o := options(t, db, debtor, sub)
+	o.Subscriptions[0].Lane.StallAfter = 100 * time.Millisecond
+	streaming(t, o).shutDown()
+	insert(db, "owed", "a") // and it holds the confirmed position
+	db.Exec(`UPDATE walpost.slots SET unclean_starts = 5`)
+	o = options(t, db, debtor, sub)
+	o.Subscriptions[0].Lane.StallAfter = 100 * time.Millisecond
+	r := streaming(t, o)
+	sub.AwaitDelivered(t, 1)
+	eventually(t, "the care is over", func() bool { return db.Int(`SELECT unclean_starts FROM walpost.slots`) == 0 })
+	r.awaitStreaming()
+	insert(db, "next", "b")
+	if got, want := sub.AwaitDelivered(t, 2), []string{"owed", "next"}; !slices.Equal(got, want) {
+		t.Errorf("delivered %v, want %v", got, want)
+	}
+}

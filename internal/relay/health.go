@@ -59,7 +59,7 @@ func (r *Relay) Health() Health {
 			h.Problems = append(h.Problems, trouble)
 		}
 	}
-	if tracker == nil {
+	if tracker == nil || state == Waiting { // what it had in hand when it led says nothing any more
 		return h
 	}
 	if err := recorder.failing(); err != nil {

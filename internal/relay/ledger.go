@@ -33,7 +33,7 @@ type tableLedger struct {
 type errNotVisible struct{ rows int }
 
 func (e errNotVisible) Error() string {
-	return fmt.Sprintf("%d rows are not visible yet: their commits wait for a synchronous standby", e.rows)
+	return fmt.Sprintf("%d rows are not visible yet: their commits are in the WAL and not over, because they wait for the flush or a synchronous standby", e.rows)
 }
 
 func (l *tableLedger) write(ctx context.Context, marks map[string][]pendingMark, confirm event.LSN, at *positions) (elsewhere int, err error) {

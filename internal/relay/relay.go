@@ -173,6 +173,12 @@ func (r *Relay) run(ctx context.Context) error {
 			}
 			return err
 		}
+		if why == errCareIsOver {
+			r.Log.Info("what was in hand when the process ended is handled; the care is over")
+			careful, found = false, nil
+			r.endClean(ctx)
+			continue
+		}
 		r.Log.Warn("what is in memory does not fit the database any more; everything is read anew", "reason", why.reason)
 		if short++; time.Since(begun) > steady {
 			short = 0
@@ -189,7 +195,14 @@ func (r *Relay) live(ctx context.Context, first *session, careful bool, found *s
 	run, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	parts := r.build(first, careful, found, stop)
-	ended := parts.start(run, r, func(ctx context.Context) { r.watch(ctx, first, stop) }, stop)
+	ended := parts.start(run, r, func(ctx context.Context) {
+		var care sync.WaitGroup
+		if careful {
+			care.Go(func() { r.endCare(ctx, first, parts, stop) })
+		}
+		r.watch(ctx, first, stop)
+		care.Wait()
+	}, stop)
 
 	err := r.stream(run, first, parts)
 	why := asChanged(err)
@@ -232,7 +245,7 @@ type parts struct {
 func (r *Relay) build(s *session, careful bool, found *suspect, stop context.CancelCauseFunc) *parts {
 	r.wal.Restart(s.confirmed)
 	if careful {
-		r.Log.Warn("the process ended several times without progress; handing over one event at a time until the next start", "suspect", found)
+		r.Log.Warn("the process ended several times without progress; handing over one event at a time until what was in hand then is handled", "suspect", found)
 	}
 	guard := newGuard(r.Pool, r.Slot, found)
 	tracker := ack.New(r.Window, len(r.Subscriptions), s.confirmed)
