@@ -65,10 +65,12 @@ func TestRelay_repairsFromTheTableWhateverBecameOfItsSlot(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := testdb.New(t)
-			first := subscribertest.Recording()
+			first := keeping(nil)
 			r := streaming(t, options(t, db, first))
 			insert(db, "before", "a")
-			first.AwaitDelivered(t, 1)
+			// A stop between the event and its commit leaves the transaction to come again, for a position in it to skip:
+			// one that is worth nothing on another system.
+			eventually(t, "the slot has passed it", passed(t, db, first.await(t, "before")))
 			r.shutDown()
 			if name != "table made anew" {
 				insertAll(db, "a", numbered("away", 3))

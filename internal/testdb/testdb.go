@@ -175,7 +175,8 @@ func drop(t testing.TB, adminDSN, name string) {
 		for _, sql := range []string{
 			"ALTER DATABASE " + name + " ALLOW_CONNECTIONS false",
 			// pg_terminate_backend waits up to the given milliseconds until the process is gone.
-			"SELECT pg_terminate_backend(active_pid, 5000) FROM pg_replication_slots WHERE active AND database = '" + name + "'",
+			// All of them, not who reads a slot now: one that was just told to may begin to in a moment.
+			"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE backend_type IN ('client backend', 'walsender') AND datname = '" + name + "'",
 			"SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = '" + name + "'",
 			"DROP DATABASE " + name + " WITH (FORCE)",
 		} {
