@@ -180,6 +180,7 @@ func (l *Lane) settle(c *call, outcome []error) {
 		l.settleKey(c.items[begin:end], outcome[begin:end], suspended, now)
 		end = begin
 	}
+	c.items = nil // the watch of the call stays in the runtime's heap of timers for a while after it was stopped
 	l.acknowledge()
 	l.metrics.open.Set(float64(l.held))
 	l.pump()
