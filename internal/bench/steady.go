@@ -115,9 +115,9 @@ func idle(ctx context.Context, l *lab) error {
 	writes := bar{what: "idle relay: rows written", unit: "rows", atMost: true}
 	l.step("idle relay, " + l.Idle.String())
 	return l.withRelay(ctx, lessonFlow, 0, nil, func(relay *child) error {
-		// What follows a start, and the one event, is recorded within a second; the statistics of a session
-		// are flushed within another.
-		if err := pause(ctx, 3*time.Second); err != nil {
+		// What follows a start, and the one event, is recorded within a second; but a session that has become
+		// idle may keep its statistics for ten more. (PGSTAT_IDLE_INTERVAL of the server's sources)
+		if err := pause(ctx, 12*time.Second); err != nil {
 			return err
 		}
 		const written = `SELECT tup_inserted + tup_updated + tup_deleted FROM pg_stat_database WHERE datname = current_database()`
