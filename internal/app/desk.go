@@ -122,6 +122,14 @@ func who() string {
 	return current.Username
 }
 
+// checkLimit is for a list that is cut: 0 would show nothing and look like all.
+func checkLimit(limit int) error {
+	if limit < 1 {
+		return errors.New("--limit: must be at least 1")
+	}
+	return nil
+}
+
 // when is a time on the command line.
 type when struct{ time.Time }
 

@@ -78,11 +78,7 @@ type owedList struct {
 }
 
 func (c owedList) Validate() error {
-	var limit error
-	if c.Limit < 1 {
-		limit = errors.New("--limit: must be at least 1")
-	}
-	return config.Invalid(errors.Join(c.deskOptions.Validate(), limit))
+	return config.Invalid(errors.Join(c.deskOptions.Validate(), checkLimit(c.Limit)))
 }
 
 func (c owedList) Run(r *run) error {

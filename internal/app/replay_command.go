@@ -238,11 +238,7 @@ type replayList struct {
 }
 
 func (c replayList) Validate() error {
-	var limit error
-	if c.Limit < 1 {
-		limit = errors.New("--limit: must be at least 1")
-	}
-	return config.Invalid(errors.Join(c.deskOptions.Validate(), limit))
+	return config.Invalid(errors.Join(c.deskOptions.Validate(), checkLimit(c.Limit)))
 }
 
 func (c replayList) Run(r *run) error {
