@@ -54,7 +54,7 @@ func (l *Lane) work(c *call) {
 	outcome := make([]error, len(items))
 	for i, it := range items {
 		if it.dead {
-			outcome[i] = it.lastErr
+			outcome[i] = it.past().err
 			continue
 		}
 		outcome[i], errs = errs[0], errs[1:]
@@ -73,7 +73,7 @@ func (l *Lane) call(c *call, live []*item) []error {
 	term := l.stream.Term()
 	deliveries := make([]subscriber.Delivery, len(live))
 	for i, it := range live {
-		deliveries[i] = subscriber.Delivery{Event: it.ev, Attempt: it.attempts + 1, Term: term}
+		deliveries[i] = subscriber.Delivery{Event: it.ev, Attempt: it.attempts() + 1, Term: term}
 		if it.replay != nil {
 			deliveries[i].Replay, deliveries[i].Again = true, it.replay.again
 		}
@@ -298,7 +298,7 @@ func (l *Lane) finish(it *item, err error, now time.Time) {
 	switch {
 	case it.live != nil:
 		l.held--
-		l.ends = append(l.ends, ack.End{Delivery: it.live, Dead: err != nil, Attempts: it.attempts})
+		l.ends = append(l.ends, ack.End{Delivery: it.live, Dead: err != nil, Attempts: it.attempts()})
 	case err == nil:
 		l.scope.paid = append(l.scope.paid, it)
 	default: // its row is dead now and waits no more
@@ -312,12 +312,13 @@ func (l *Lane) noteFailure(it *item, err error, now time.Time) time.Duration {
 	l.stats.Failed++
 	l.stats.LastError = err.Error()
 	l.metrics.failed.Inc()
+	past := it.failing()
 	if it.dead { // its record was refused; the reason stays the first one
-		it.refused++
-		return l.options.Backoff.Wait(it.refused)
+		past.refused++
+		return l.options.Backoff.Wait(past.refused)
 	}
-	it.attempts++
-	it.lastErr, it.lastFailure = err, now
+	past.attempts++
+	past.err, past.last = err, now
 	if it.fromDebt() {
 		l.scope.failed[it] = struct{}{}
 	}
@@ -325,21 +326,21 @@ func (l *Lane) noteFailure(it *item, err error, now time.Time) time.Duration {
 		l.unwanted = err
 		signal(l.desk)
 	}
-	if it.firstFailure.IsZero() {
-		it.firstFailure = now
-	} else if l.lastSuccess.After(it.firstFailure) && !l.breaker.open {
+	if past.first.IsZero() {
+		past.first = now
+	} else if l.lastSuccess.After(past.first) && !l.breaker.open {
 		// Only now is it known that the event fails and not the subscriber.
-		it.counted++
-		it.dead = l.options.MaxAttempts > 0 && it.counted >= l.options.MaxAttempts
+		past.counted++
+		it.dead = l.options.MaxAttempts > 0 && past.counted >= l.options.MaxAttempts
 	}
-	if l.options.GiveUpAfter > 0 && now.Sub(it.firstFailure) >= l.options.GiveUpAfter {
+	if l.options.GiveUpAfter > 0 && now.Sub(past.first) >= l.options.GiveUpAfter {
 		it.dead = true
 	}
-	wait := max(l.options.Backoff.Wait(it.attempts), min(subscriber.RetryAfterOf(err), maxRetryAfter))
+	wait := max(l.options.Backoff.Wait(past.attempts), min(subscriber.RetryAfterOf(err), maxRetryAfter))
 	if now.Sub(l.warned) >= warnEvery {
 		l.warned = now
 		l.log.Warn("delivery failed, will retry", "event", it.ev.ID, "key", it.ev.Key,
-			"attempt", it.attempts, "wait", wait, "keys_waiting", len(l.resting)+1, "err", err)
+			"attempt", past.attempts, "wait", wait, "keys_waiting", len(l.resting)+1, "err", err)
 	}
 	return wait
 }
@@ -381,7 +382,7 @@ func (l *Lane) sayDead(it *item, err error) {
 		return
 	}
 	l.log.Error("event is a dead letter", "event", it.ev.ID, "type", it.ev.Type,
-		"attempts", it.attempts, "correlation_id", it.ev.CorrelationID(), "err", err)
+		"attempts", it.attempts(), "correlation_id", it.ev.CorrelationID(), "err", err)
 }
 
 // noteDeath notes why an item is to be a dead letter. The desk may look at an item that is in work, or have
@@ -392,11 +393,13 @@ func (l *Lane) noteDeath(it *item, err error) bool {
 	if it.abandoned {
 		return false
 	}
+	past := it.failing()
 	if !it.dead {
-		it.dead, it.lastErr, it.attempts = true, err, it.attempts+1
+		it.dead, past.err = true, err
+		past.attempts++
 	}
-	if now := time.Now(); it.firstFailure.IsZero() {
-		it.firstFailure, it.lastFailure = now, now
+	if now := time.Now(); past.first.IsZero() {
+		past.first, past.last = now, now
 	}
 	return true
 }

@@ -255,7 +255,7 @@ func (d *desk) recordDead(ctx context.Context, it *item) error {
 	}
 	d.l.mu.Lock()
 	defer d.l.mu.Unlock()
-	d.l.finish(it, it.lastErr, time.Now())
+	d.l.finish(it, it.past().err, time.Now())
 	d.l.acknowledge()
 	return nil
 }
@@ -272,7 +272,7 @@ func (d *desk) due(now time.Time) []*item {
 		return nil
 	}
 	s.sortHeld()
-	age := now.Sub(s.held[0].offered)
+	age := now.Sub(l.made) - s.held[0].offered
 	switch {
 	case s.urgent:
 	case s.all, s.paused:

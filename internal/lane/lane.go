@@ -100,6 +100,7 @@ type Lane struct {
 	stream  Stream
 	log     *slog.Logger
 	metrics *Metrics
+	made    time.Time
 
 	mu          sync.Mutex
 	draining    bool                    // Run has been told to stop; guarded by mu
@@ -155,6 +156,7 @@ func New(number int, sub subscriber.Subscriber, options Options, acks Acks, ower
 		stream:   stream,
 		log:      log.With("subscriber", sub.Name()),
 		metrics:  metrics,
+		made:     time.Now(),
 		keys:     make(map[string]*keyQueue),
 		resting:  make(map[*keyQueue]struct{}),
 		calls:    make(map[*call]struct{}),
@@ -202,11 +204,11 @@ func (l *Lane) Offer(deliveries ...*ack.Delivery) {
 // newItem makes an item; that of an event that cannot be handed over is dead already.
 func (l *Lane) newItem(ev *event.Event, now time.Time) *item {
 	it := l.items.New(ev.Size())
-	it.ev, it.offered = ev, now
+	it.ev, it.offered = ev, now.Sub(l.made)
 	if ev.Invalid != "" {
-		it.dead, it.lastErr = true, errors.New(ev.Invalid)
+		it.dead, it.failing().err = true, errors.New(ev.Invalid)
 	} else if err := l.stream.Refuse(ev); err != nil {
-		it.dead, it.lastErr = true, err
+		it.dead, it.failing().err = true, err
 	}
 	return it
 }

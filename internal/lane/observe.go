@@ -35,10 +35,10 @@ func (l *Lane) observe(c *call, outcome []error, now time.Time) {
 	var stopped *keyQueue // the key of the last failure: what is behind it was not tried
 	for i, it := range c.items {
 		err := outcome[i]
-		a := Attempt{Event: it.ev, Number: it.attempts + 1, Outcome: Failed, Err: err, Replay: it.replay != nil}
+		a := Attempt{Event: it.ev, Number: it.attempts() + 1, Outcome: Failed, Err: err, Replay: it.replay != nil}
 		switch {
 		case it.dead: // counted when that was found
-			a.Number = it.attempts
+			a.Number = it.attempts()
 			if it.finished {
 				a.Outcome = Dead
 			}

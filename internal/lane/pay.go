@@ -17,7 +17,7 @@ func (d *desk) settle(ctx context.Context) error {
 	var failed []Owed
 	for it := range l.scope.failed {
 		o := it.owed()
-		o.NextAttempt = it.lastFailure.Add(l.options.Backoff.Wait(it.attempts))
+		o.NextAttempt = it.past().last.Add(l.options.Backoff.Wait(it.attempts()))
 		failed = append(failed, o)
 	}
 	noted := maps.Clone(l.scope.failed)
@@ -36,7 +36,7 @@ func (d *desk) settle(ctx context.Context) error {
 	}
 	list := make([]Paid, len(paid))
 	for i, it := range paid {
-		list[i] = Paid{Event: it.ev, Attempts: it.attempts, Open: l.acks.StillOpen(it.ev.Position)}
+		list[i] = Paid{Event: it.ev, Attempts: it.attempts(), Open: l.acks.StillOpen(it.ev.Position)}
 	}
 	if err := l.ower.Paid(ctx, l.Name(), list, l.acks.Secured(l.number)); err != nil {
 		return fmt.Errorf("remove %d paid deliveries: %w", len(list), err)
@@ -127,7 +127,10 @@ func (d *desk) read(ctx context.Context) error {
 			continue // since the query was made
 		}
 		it := l.newItem(o.Event, now)
-		it.attempts, it.firstFailure, it.lastFailure = o.Attempts, o.FirstFailure, o.LastFailure
+		if o.Attempts > 0 || !o.FirstFailure.IsZero() {
+			past := it.failing()
+			past.attempts, past.first, past.last = o.Attempts, o.FirstFailure, o.LastFailure
+		}
 		s.takeInHand(it)
 		if d.passes > 0 && o.NextAttempt.After(now) && l.keys[l.keyOf(it.ev)] == nil {
 			// Given up by an earlier pass; after a restart nothing waits for its backoff.

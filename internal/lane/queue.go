@@ -12,30 +12,53 @@ type item struct {
 	ev      *event.Event
 	live    *ack.Delivery // of one that the stream brought
 	replay  *replay       // of one that is handed over again
-	number  int           // of that one, in its call of Replay
-	offered time.Time     // when the lane got it
+	number  int32         // of that one, in its call of Replay
+	offered time.Duration // when the lane got it, from when the lane was made
 	queue   *keyQueue     // while in work
-
-	attempts     int // failed ones
-	counted      int // failed ones after which the subscriber was proved to be well
-	refused      int // times that its dead letter could not be recorded
-	firstFailure time.Time
-	lastFailure  time.Time
-	lastErr      error
-	// dead: no more attempts, lastErr is the reason; finished: and that is recorded.
+	failure *failure      // nil for one that has not failed, as nearly all; see past and failing
+	// dead: no more attempts, and failure has the reason; finished: and that is recorded.
 	dead, finished bool
 	// abandoned: recorded as owed while its handler did not return; what the handler says is ignored.
 	abandoned bool
 }
+
+// failure is how an item has failed. Most never do, and a window full of items is to be small.
+type failure struct {
+	attempts    int // failed ones
+	counted     int // failed ones after which the subscriber was proved to be well
+	refused     int // times that its dead letter could not be recorded
+	first, last time.Time
+	err         error // of the last one
+}
+
+// past is how the item has failed so far, to be read.
+func (it *item) past() failure {
+	if it.failure == nil {
+		return failure{}
+	}
+	return *it.failure
+}
+
+// failing is how the item fails, to be written.
+func (it *item) failing() *failure {
+	if it.failure == nil {
+		it.failure = &failure{}
+	}
+	return it.failure
+}
+
+// attempts is the number of failed ones.
+func (it *item) attempts() int { return it.past().attempts }
 
 // fromDebt reports whether the item was read from the debt.
 func (it *item) fromDebt() bool { return it.live == nil && it.replay == nil }
 
 // owed is what is recorded of an item.
 func (it *item) owed() Owed {
-	o := Owed{Event: it.ev, Attempts: it.attempts, FirstFailure: it.firstFailure, LastFailure: it.lastFailure}
-	if it.lastErr != nil {
-		o.Err = it.lastErr.Error()
+	past := it.past()
+	o := Owed{Event: it.ev, Attempts: past.attempts, FirstFailure: past.first, LastFailure: past.last}
+	if past.err != nil {
+		o.Err = past.err.Error()
 	}
 	return o
 }

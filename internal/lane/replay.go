@@ -1,6 +1,7 @@
 package lane
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"time"
@@ -53,7 +54,7 @@ func (l *Lane) Replay(ctx context.Context, events []*event.Event, again time.Tim
 		if it == nil {
 			it = l.newItem(ev, now)
 		}
-		it.replay, it.number, it.queue = r, i, nil
+		it.replay, it.number, it.queue = r, int32(i), nil
 		key := l.keyOf(ev)
 		if refused[key] || !l.running || l.draining || l.scope.checking || l.inScope(it) {
 			refused[key] = true
@@ -83,7 +84,7 @@ func (l *Lane) Replay(ctx context.Context, events []*event.Event, again time.Tim
 			}
 		}
 	}
-	slices.SortFunc(r.left, func(a, b *item) int { return a.number - b.number })
+	slices.SortFunc(r.left, func(a, b *item) int { return cmp.Compare(a.number, b.number) })
 	for _, it := range r.left {
 		r.result.Left = append(r.result.Left, it.ev)
 	}
@@ -92,7 +93,7 @@ func (l *Lane) Replay(ctx context.Context, events []*event.Event, again time.Tim
 
 // giveBack returns an item of a replay to whoever offered it.
 func (l *Lane) giveBack(it *item) {
-	if it.attempts > 0 {
+	if it.attempts() > 0 {
 		if l.tried == nil {
 			l.tried = make(map[*event.Event]*item)
 		}

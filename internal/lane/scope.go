@@ -105,7 +105,7 @@ func (l *Lane) assess(now time.Time) {
 	var stalled []*keyQueue
 	for q := range l.resting {
 		head := q.items[0]
-		if head.live != nil && (crowded || now.Sub(head.firstFailure) >= l.options.StallAfter) {
+		if head.live != nil && (crowded || now.Sub(head.past().first) >= l.options.StallAfter) {
 			stalled = append(stalled, q)
 		}
 	}
@@ -226,8 +226,8 @@ func (l *Lane) abandonOverdue() {
 		for _, it := range c.items {
 			if it.live != nil && !it.abandoned && !it.finished && l.inScope(it) {
 				it.abandoned = true
-				copied := *it
-				copied.abandoned, copied.queue = false, nil
+				copied, past := *it, it.past()
+				copied.abandoned, copied.queue, copied.failure = false, nil, &past
 				l.scope.held = append(l.scope.held, &copied)
 			}
 		}
@@ -347,8 +347,8 @@ func (l *Lane) giveUp(q *keyQueue) {
 	for _, it := range q.items {
 		if it.live == nil {
 			l.scope.letGo(it)
-			if it.counted > 0 {
-				l.scope.counted[it.ev.ID] = it.counted
+			if counted := it.past().counted; counted > 0 {
+				l.scope.counted[it.ev.ID] = counted
 			}
 			continue
 		}
@@ -365,8 +365,10 @@ func (l *Lane) giveUp(q *keyQueue) {
 func (s *scope) takeInHand(it *item) {
 	s.inHand++
 	s.inHandBytes += int64(it.ev.Size())
-	it.counted = s.counted[it.ev.ID]
-	delete(s.counted, it.ev.ID)
+	if counted := s.counted[it.ev.ID]; counted > 0 {
+		it.failing().counted = counted
+		delete(s.counted, it.ev.ID)
+	}
 }
 
 func (s *scope) letGo(it *item) {
