@@ -21,68 +21,97 @@ const (
 	warnEvery = 10 * time.Second
 )
 
-// call is one call of the subscriber.
+// call is one call of the subscriber. A lane uses those that have ended again, with their lists: a busy one
+// makes no garbage but what its handlers make.
 type call struct {
 	items    []*item
 	begun    time.Time
 	lead     context.Context // of the leadership under which it began
 	returned bool            // guarded by Lane.mu
 	overdue  bool            // its slot was given to others; guarded by Lane.mu
+
+	watch      *time.Timer           // marks it as overdue
+	deliveries []subscriber.Delivery // of the items that are not dead
+	outcome    []error               // of the items, nil for delivered
 }
 
-// start hands items over in a goroutine of their own. The caller holds mu.
-func (l *Lane) start(items []*item) {
-	c := &call{items: items, begun: time.Now(), lead: l.lead}
+// newCall is one without items. The caller holds mu.
+func (l *Lane) newCall() *call {
+	c := &call{}
+	if last := len(l.spareCalls) - 1; last >= 0 {
+		c = l.spareCalls[last]
+		l.spareCalls[last] = nil
+		l.spareCalls = l.spareCalls[:last]
+	}
+	c.begun, c.lead = time.Now(), l.lead
+	return c
+}
+
+// letGo ends the use of a call and of what it held, so that neither stays in memory: a stopped timer stays
+// in the runtime's heap for a while. One whose watch has fired is not used again: who was told of it may
+// still wait for mu. The caller holds mu.
+func (l *Lane) letGo(c *call, unwatched bool) {
+	clear(c.items)
+	clear(c.deliveries)
+	clear(c.outcome)
+	c.items, c.deliveries, c.outcome, c.lead = c.items[:0], c.deliveries[:0], c.outcome[:0], nil
+	if unwatched && len(l.spareCalls) < l.options.Concurrency {
+		c.returned = false
+		l.spareCalls = append(l.spareCalls, c)
+	}
+}
+
+// start lets a call be made in a goroutine of its own. The caller holds mu.
+func (l *Lane) start(c *call) {
 	l.calls[c] = struct{}{}
 	l.handler.Go(func() { l.work(c) })
 }
 
 // work makes one call and settles its items.
 func (l *Lane) work(c *call) {
-	items := c.items
-	// What already is to be a dead letter needs no subscriber, only the record.
-	live := make([]*item, 0, len(items))
-	for _, it := range items {
-		if !it.dead {
-			live = append(live, it)
-		}
-	}
-	var errs []error
-	if len(live) > 0 {
-		errs = l.call(c, live)
-	}
-	outcome := make([]error, len(items))
-	for i, it := range items {
+	term := l.stream.Term()
+	for _, it := range c.items {
 		if it.dead {
-			outcome[i] = it.past().err
+			continue // it needs no subscriber, only the record
+		}
+		d := subscriber.Delivery{Event: it.ev, Attempt: it.attempts() + 1, Term: term}
+		if it.replay != nil {
+			d.Replay, d.Again = true, it.replay.again
+		}
+		c.deliveries = append(c.deliveries, d)
+	}
+	var err error
+	unwatched := true
+	if len(c.deliveries) > 0 {
+		unwatched, err = l.call(c)
+	}
+	handed := 0
+	for _, it := range c.items {
+		if it.dead {
+			c.outcome = append(c.outcome, it.past().err)
 			continue
 		}
-		outcome[i], errs = errs[0], errs[1:]
+		c.outcome = append(c.outcome, errorOf(err, handed, len(c.deliveries)))
+		handed++
 	}
-	l.settle(c, outcome)
+	l.settle(c, unwatched)
 }
 
-// call hands live items to the subscriber and returns an error for each, nil for delivered.
-func (l *Lane) call(c *call, live []*item) []error {
-	ctx, cancel := context.WithTimeoutCause(c.lead, l.options.Timeout,
-		fmt.Errorf("the handler's deadline of %v is over", l.options.Timeout))
+// call hands the deliveries to the subscriber, and tells whether it returned before it was overdue.
+func (l *Lane) call(c *call) (unwatched bool, err error) {
+	ctx, cancel := context.WithTimeoutCause(c.lead, l.options.Timeout, l.late)
 	defer cancel()
-	watch := time.AfterFunc(l.options.Timeout+overdueGrace, func() { l.markOverdue(c) })
-	defer watch.Stop()
-
-	term := l.stream.Term()
-	deliveries := make([]subscriber.Delivery, len(live))
-	for i, it := range live {
-		deliveries[i] = subscriber.Delivery{Event: it.ev, Attempt: it.attempts() + 1, Term: term}
-		if it.replay != nil {
-			deliveries[i].Replay, deliveries[i].Again = true, it.replay.again
-		}
+	if c.watch == nil {
+		c.watch = time.AfterFunc(l.options.Timeout+overdueGrace, func() { l.markOverdue(c) })
+	} else {
+		c.watch.Reset(l.options.Timeout + overdueGrace)
 	}
 	begun := time.Now()
-	err := error(errSuspended)
+	err = errSuspended
 	if l.stream.MayBegin == nil || l.stream.MayBegin() {
-		err = l.protect(ctx, deliveries)
+		err = l.protect(ctx, c.deliveries)
 	}
+	unwatched = c.watch.Stop()
 	if errors.Is(err, errSuspended) || errors.Is(err, subscriber.ErrOldTerm) {
 		l.Suspend() // whoever keeps the lead finds out whether it is still ours
 	}
@@ -90,26 +119,24 @@ func (l *Lane) call(c *call, live []*item) []error {
 	if err == nil && time.Since(begun) > l.options.Timeout {
 		err = fmt.Errorf("handler returned %v after its deadline of %v", time.Since(begun)-l.options.Timeout, l.options.Timeout)
 	}
+	return unwatched, err
+}
 
-	errs := make([]error, len(live))
-	var batchErr *subscriber.BatchError
-	switch {
-	case err == nil:
-	case len(live) > 1 && errors.As(err, &batchErr):
-		for i := range errs {
-			errs[i] = batchErr.Failed[i]
-		}
-	case len(live) > 1:
-		for i := range errs {
-			errs[i] = wholeBatch{err}
-		}
-	default:
-		if errors.As(err, &batchErr) && batchErr.Failed[0] != nil {
-			err = batchErr.Failed[0]
-		}
-		errs[0] = err
+// errorOf is what the error of a call of n deliveries says of delivery i.
+func errorOf(err error, i, n int) error {
+	if err == nil {
+		return nil
 	}
-	return errs
+	var batchErr *subscriber.BatchError
+	switch known := errors.As(err, &batchErr); {
+	case known && n > 1:
+		return batchErr.Failed[i]
+	case known && batchErr.Failed[0] != nil:
+		return batchErr.Failed[0]
+	case n > 1:
+		return wholeBatch{err}
+	}
+	return err
 }
 
 // wholeBatch is the error of a call of several events that does not say which of them it means.
@@ -154,7 +181,8 @@ func (l *Lane) markOverdue(c *call) {
 
 // settle ends a call: what is delivered or recorded as dead is finished, the rest goes back to the front
 // of its key.
-func (l *Lane) settle(c *call, outcome []error) {
+func (l *Lane) settle(c *call, unwatched bool) {
+	outcome := c.outcome
 	l.recordDead(c.items, outcome)
 
 	l.mu.Lock()
@@ -180,7 +208,7 @@ func (l *Lane) settle(c *call, outcome []error) {
 		l.settleKey(c.items[begin:end], outcome[begin:end], suspended, now)
 		end = begin
 	}
-	c.items = nil // the watch of the call stays in the runtime's heap of timers for a while after it was stopped
+	l.letGo(c, unwatched)
 	l.acknowledge()
 	l.metrics.open.Set(float64(l.held))
 	l.pump()

@@ -101,6 +101,7 @@ type Lane struct {
 	log     *slog.Logger
 	metrics *Metrics
 	made    time.Time
+	late    error // why the context of a handler has ended
 
 	mu          sync.Mutex
 	draining    bool                    // Run has been told to stop; guarded by mu
@@ -128,6 +129,7 @@ type Lane struct {
 	ends        []ack.End               // finished and not yet acknowledged; guarded by mu
 	items       slab.Of[item]           // guarded by mu
 	spare       []*keyQueue             // for keys to come; guarded by mu
+	spareCalls  []*call                 // for calls to come; guarded by mu
 	lastSuccess time.Time               // guarded by mu
 	warned      time.Time               // when a failure was last logged; guarded by mu
 
@@ -157,6 +159,7 @@ func New(number int, sub subscriber.Subscriber, options Options, acks Acks, ower
 		log:      log.With("subscriber", sub.Name()),
 		metrics:  metrics,
 		made:     time.Now(),
+		late:     fmt.Errorf("the handler's deadline of %v is over", options.Timeout),
 		keys:     make(map[string]*keyQueue),
 		resting:  make(map[*keyQueue]struct{}),
 		calls:    make(map[*call]struct{}),
@@ -322,8 +325,11 @@ func (l *Lane) pump() {
 			}
 			size = 1
 		}
-		if batch := l.take(size); len(batch) > 0 {
-			l.start(batch)
+		c := l.newCall()
+		if l.take(c, size); len(c.items) > 0 {
+			l.start(c)
+		} else {
+			l.letGo(c, true)
 		}
 	}
 }
@@ -335,12 +341,11 @@ func (l *Lane) probe() {
 	l.pump()
 }
 
-// take removes up to size deliveries from the ready keys, in order of arrival.
-func (l *Lane) take(size int) []*item {
-	batch := make([]*item, 0, min(size, 16))
-	for len(batch) < size && !l.ready.empty() {
+// take moves up to size deliveries of the ready keys to a call, in order of arrival.
+func (l *Lane) take(c *call, size int) {
+	for len(c.items) < size && !l.ready.empty() {
 		q := l.ready.pop()
-		n := min(size-len(batch), len(q.items))
+		n := min(size-len(c.items), len(q.items))
 		if n == 0 { // its events were moved to the debt
 			l.release(q)
 			continue
@@ -352,11 +357,10 @@ func (l *Lane) take(size int) []*item {
 				break
 			}
 		}
-		batch = append(batch, q.items[:n]...)
+		c.items = append(c.items, q.items[:n]...)
 		q.items = q.items[n:]
 		q.state = inWork
 	}
-	return batch
 }
 
 // Stats are counts for people; see relay.Subscriber.

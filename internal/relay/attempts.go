@@ -43,31 +43,67 @@ type Attempt struct {
 	Error   string  `json:"error,omitempty"`
 }
 
-// kept is an attempt as it is remembered. Event, Type, Key and Position of it are written when somebody reads.
+// call is what the attempts of one call of a subscriber have in common.
+type call struct {
+	at         time.Time
+	subscriber string
+	batch      int
+	seconds    float64
+}
+
+// kept is an attempt as it is remembered: small, because every delivery writes one.
 type kept struct {
-	Attempt
+	call     *call
+	source   string
 	position event.Position
+	commit   int64 // microseconds since 1970
+	outcome  lane.Outcome
+	err      string
+	number   int32
+	replay   bool
 	// names are event, type and key, one behind the other, in memory that is used again for the next attempt
 	// in this place. The event's own strings may be part of a text of megabytes, which would stay with them.
 	names        []byte
-	event, typed int // where the event's name and the type end
+	event, typed int32 // where the event's name and the type end
 }
 
-func (k *kept) keep(ev *event.Event) {
+func (k *kept) keep(of *call, tried *lane.Attempt) {
+	ev := tried.Event
+	k.call, k.source, k.position, k.commit = of, ev.Source, ev.Position, microseconds(ev.CommittedAt)
+	k.outcome, k.number, k.replay, k.err = tried.Outcome, int32(tried.Number), tried.Replay, ""
+	if tried.Err != nil {
+		k.err = cut(tried.Err.Error(), maxText)
+	}
 	k.names = append(k.names[:0], ev.ID...)
-	k.event = len(k.names)
+	k.event = int32(len(k.names))
 	k.names = append(k.names, ev.Type...)
-	k.typed = len(k.names)
+	k.typed = int32(len(k.names))
 	k.names = append(k.names, cut(ev.Key, maxKey)...)
-	k.position = ev.Position
 }
 
 // read is the attempt as people see it.
-func (k *kept) read() Attempt {
-	a := k.Attempt
-	a.Event, a.Type, a.Key = string(k.names[:k.event]), string(k.names[k.event:k.typed]), string(k.names[k.typed:])
-	a.Position = k.position.String()
-	return a
+func (k *kept) read(seq uint64) Attempt {
+	return Attempt{
+		Seq: seq, At: k.call.at, Subscriber: k.call.subscriber, Source: k.source,
+		Event: string(k.names[:k.event]), Type: string(k.names[k.event:k.typed]), Key: string(k.names[k.typed:]),
+		Position: k.position.String(), CommittedAt: fromMicroseconds(k.commit),
+		Number: int(k.number), Outcome: k.outcome, Batch: k.call.batch, Seconds: k.call.seconds, Replay: k.replay, Error: k.err,
+	}
+}
+
+// microseconds are since 1970, as exact as Postgres is, and 0 for the zero time.
+func microseconds(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.UnixMicro()
+}
+
+func fromMicroseconds(us int64) time.Time {
+	if us == 0 {
+		return time.Time{}
+	}
+	return time.UnixMicro(us).UTC()
 }
 
 // AttemptFilter chooses attempts. An empty field chooses all.
@@ -77,9 +113,9 @@ type AttemptFilter struct {
 }
 
 func (f AttemptFilter) fits(k *kept) bool {
-	return (f.Event == "" || f.Event == string(k.names[:k.event])) && (f.Subscriber == "" || f.Subscriber == k.Subscriber) &&
+	return (f.Event == "" || f.Event == string(k.names[:k.event])) && (f.Subscriber == "" || f.Subscriber == k.call.subscriber) &&
 		(f.Type == "" || f.Type == string(k.names[k.event:k.typed])) && (f.Key == "" || cut(f.Key, maxKey) == string(k.names[k.typed:])) &&
-		(f.Outcome == "" || f.Outcome == k.Outcome)
+		(f.Outcome == "" || f.Outcome == k.outcome)
 }
 
 // Attempts remembers the last 10,000 attempts of a relay. It is safe for concurrent use. Readers never
@@ -88,6 +124,8 @@ func (f AttemptFilter) fits(k *kept) bool {
 type Attempts struct {
 	mu      sync.Mutex
 	ring    []kept        // the attempt number n stands at n % len; guarded by mu
+	calls   []call        // and the call of number n so, too; every call has an attempt, so none is needed longer; guarded by mu
+	called  uint64        // number of the next call; guarded by mu
 	first   uint64        // Seq of the first ever; guarded by mu
 	next    uint64        // Seq of the next one; guarded by mu
 	changed chan struct{} // closed at the next attempt, nil while nobody waits; guarded by mu
@@ -96,27 +134,22 @@ type Attempts struct {
 // NewAttempts remembers up to size attempts. Their numbers begin at a moment: now, except in tests.
 func NewAttempts(size int, begin time.Time) *Attempts {
 	first := uint64(begin.UnixMicro())
-	return &Attempts{ring: make([]kept, size), first: first, next: first}
+	return &Attempts{ring: make([]kept, size), calls: make([]call, size), first: first, next: first}
 }
 
 // Record remembers how a call of a subscriber ended that began at a time and took so long. It keeps
 // nothing of attempts, and of the events only a copy of their names.
 func (a *Attempts) Record(subscriber string, began time.Time, took time.Duration, attempts []lane.Attempt) {
-	at, seconds := began.Add(took).UTC(), took.Seconds()
+	if len(attempts) == 0 {
+		return
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	of := &a.calls[a.called%uint64(len(a.calls))]
+	*of = call{at: began.Add(took).UTC(), subscriber: subscriber, batch: len(attempts), seconds: took.Seconds()}
+	a.called++
 	for i := range attempts {
-		tried := &attempts[i]
-		ev := tried.Event
-		place := &a.ring[a.next%uint64(len(a.ring))]
-		place.Attempt = Attempt{
-			Seq: a.next, At: at, Subscriber: subscriber, Source: ev.Source, CommittedAt: ev.CommittedAt.UTC(),
-			Number: tried.Number, Outcome: tried.Outcome, Batch: len(attempts), Seconds: seconds, Replay: tried.Replay,
-		}
-		place.keep(ev)
-		if tried.Err != nil {
-			place.Error = cut(tried.Err.Error(), maxText)
-		}
+		a.ring[a.next%uint64(len(a.ring))].keep(of, &attempts[i])
 		a.next++
 	}
 	if a.changed != nil {
@@ -161,7 +194,7 @@ func (a *Attempts) Read(from uint64, filter AttemptFilter) Page {
 	page.Next = min(a.next, from+scanned)
 	for ; from < page.Next; from++ {
 		if place := &a.ring[from%uint64(len(a.ring))]; filter.fits(place) {
-			page.Attempts = append(page.Attempts, place.read())
+			page.Attempts = append(page.Attempts, place.read(from))
 		}
 	}
 	if page.Next == a.next {
@@ -180,7 +213,7 @@ func (a *Attempts) Last(n int, filter AttemptFilter) (last []Attempt, since time
 	end := a.next
 	oldest := max(a.first, end-min(end, uint64(len(a.ring))))
 	if oldest < end {
-		since = a.ring[oldest%uint64(len(a.ring))].At
+		since = a.ring[oldest%uint64(len(a.ring))].call.at
 	}
 	a.mu.Unlock()
 	for next = oldest; next < end; {

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/backendstart/walpost/internal/ack"
 	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/outbox"
@@ -36,10 +37,9 @@ func (e errNotVisible) Error() string {
 	return fmt.Sprintf("%d rows are not visible yet: their commits are in the WAL and not over, because they wait for the flush or a synchronous standby", e.rows)
 }
 
-func (l *tableLedger) write(ctx context.Context, marks map[string][]pendingMark, confirm event.LSN, at *positions) (elsewhere int, err error) {
+func (l *tableLedger) write(ctx context.Context, finished []*ack.Entry, confirm event.LSN, at *positions) (elsewhere int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, statementLimit)
 	defer cancel()
-	tables := l.tables.BySource()
 	err = postgres.InTx(ctx, l.pool, func(tx pgx.Tx) error {
 		elsewhere = 0
 		if err := l.fence.Hold(ctx, tx); err != nil {
@@ -50,16 +50,19 @@ func (l *tableLedger) write(ctx context.Context, marks map[string][]pendingMark,
 		if err != nil {
 			return err
 		}
-		for source, rows := range marks {
-			table := tables[source]
-			if table == nil || !table.Marks() {
+		for source, table := range l.tables.BySource() {
+			if !table.Marks() {
 				continue
 			}
-			result, err := table.Mark(ctx, tx, l.slot, rowsOf(rows))
+			rows := rowsOf(source, finished)
+			if len(rows) == 0 {
+				continue
+			}
+			result, err := table.Mark(ctx, tx, l.slot, rows)
 			if err != nil {
 				return err
 			}
-			if invisible := stillInvisible(rows, result.Missing, running); invisible > 0 {
+			if invisible := stillInvisible(source, finished, result.Missing, running); invisible > 0 {
 				return errNotVisible{invisible}
 			}
 			elsewhere += result.Elsewhere
@@ -77,23 +80,26 @@ func (l *tableLedger) write(ctx context.Context, marks map[string][]pendingMark,
 	return elsewhere, err
 }
 
-func rowsOf(marks []pendingMark) []outbox.Marked {
-	rows := make([]outbox.Marked, len(marks))
-	for i, m := range marks {
-		rows[i] = m.Marked
+// rowsOf lists the rows of a source that are to be marked.
+func rowsOf(source string, finished []*ack.Entry) []outbox.Marked {
+	var rows []outbox.Marked
+	for _, e := range finished {
+		if e.Event.Source == source && e.Event.Row != "" {
+			rows = append(rows, outbox.Marked{Row: e.Event.Row, EventID: e.Event.ID, Attempts: e.Attempts, Owed: e.Owed})
+		}
 	}
 	return rows
 }
 
-// stillInvisible counts the marks whose row was not found although its transaction still runs, as others
+// stillInvisible counts the events whose row was not found although its transaction still runs, as others
 // see it. A row whose transaction has ended is gone: its owner deleted it.
-func stillInvisible(marks []pendingMark, missing []string, running snapshot) int {
+func stillInvisible(source string, finished []*ack.Entry, missing []string, running snapshot) int {
 	if len(missing) == 0 {
 		return 0
 	}
 	invisible := 0
-	for _, m := range marks {
-		if m.xid != 0 && running.has(m.xid) && slices.Contains(missing, m.Row) {
+	for _, e := range finished {
+		if e.Event.Source == source && e.Event.XID != 0 && running.has(e.Event.XID) && slices.Contains(missing, e.Event.Row) {
 			invisible++
 		}
 	}

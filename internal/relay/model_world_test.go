@@ -254,7 +254,7 @@ func (s *modelServer) raise(sub string, secured event.Position) {
 // modelLedger is what tableLedger writes to.
 type modelLedger struct{ process *modelProcess }
 
-func (l modelLedger) write(_ context.Context, _ map[string][]pendingMark, confirm event.LSN, at *positions) (int, error) {
+func (l modelLedger) write(_ context.Context, _ []*ack.Entry, confirm event.LSN, at *positions) (int, error) {
 	if l.process.dead.Err() != nil {
 		return 0, errDead
 	}

@@ -9,7 +9,6 @@ import (
 	"github.com/backendstart/walpost/internal/ack"
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/lane"
-	"github.com/backendstart/walpost/internal/outbox"
 )
 
 const (
@@ -51,10 +50,10 @@ type recorder struct {
 
 // ledger is where the recorder writes; fulfilled by tableLedger.
 type ledger interface {
-	// write marks rows and records the position, and the subscribers' positions where they are given, in
-	// one transaction, or does nothing: with errNotVisible while a row is not there yet. It returns how
-	// many rows somebody else had marked.
-	write(ctx context.Context, marks map[string][]pendingMark, confirm event.LSN, at *positions) (elsewhere int, err error)
+	// write marks the rows of what is finished and records the position, and the subscribers' positions where
+	// they are given, in one transaction, or does nothing: with errNotVisible while a row is not there yet.
+	// It returns how many rows somebody else had marked.
+	write(ctx context.Context, finished []*ack.Entry, confirm event.LSN, at *positions) (elsewhere int, err error)
 }
 
 // failing returns why nothing can be recorded, or nil.
@@ -103,14 +102,13 @@ func (r *recorder) record(ctx context.Context, last bool) {
 	default:
 		return
 	}
-	marks := marksOf(settled.Entries)
 	backoff := lane.Backoff{Initial: gather, Max: 5 * time.Second}
 	for failures := 1; ; failures++ {
 		var at *positions
 		if last || time.Since(r.positionsAt) >= positionsInterval {
 			at = positionsOf(r.tracker, r.names)
 		}
-		elsewhere, err := r.ledger.write(ctx, marks, confirm, at)
+		elsewhere, err := r.ledger.write(ctx, settled.Entries, confirm, at)
 		r.noteElsewhere(elsewhere)
 		r.mu.Lock()
 		r.err = err
@@ -157,27 +155,6 @@ func (r *recorder) noteElsewhere(rows int) {
 	r.elsewhere.Do(func() {
 		r.log.Warn("rows were published already when they were to be marked: another poller is at work, or the relay was stopped hard", "rows", rows)
 	})
-}
-
-// pendingMark is a row to mark and the transaction that wrote it.
-type pendingMark struct {
-	outbox.Marked
-	xid uint32
-}
-
-// marksOf lists the rows of what has settled, by source.
-func marksOf(entries []*ack.Entry) map[string][]pendingMark {
-	marks := make(map[string][]pendingMark)
-	for _, e := range entries {
-		if e.Event.Row == "" {
-			continue // it came without a table
-		}
-		marks[e.Event.Source] = append(marks[e.Event.Source], pendingMark{
-			Marked: outbox.Marked{Row: e.Event.Row, EventID: e.Event.ID, Attempts: e.Attempts, Owed: e.Owed},
-			xid:    e.Event.XID,
-		})
-	}
-	return marks
 }
 
 func pause(ctx context.Context, d time.Duration) {

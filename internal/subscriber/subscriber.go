@@ -41,7 +41,8 @@ type Subscriber interface {
 }
 
 // A BatchSubscriber takes several events in one call, in commit order per key. It returns nil when all
-// are done, a *BatchError when it knows which ones are not, and any other error when none is.
+// are done, a *BatchError when it knows which ones are not, and any other error when none is. The slice is
+// the lane's: after the return it holds other deliveries.
 type BatchSubscriber interface {
 	Subscriber
 	HandleBatch(ctx context.Context, deliveries []Delivery) error
