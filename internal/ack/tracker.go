@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/slab"
@@ -25,6 +26,7 @@ type Tracker struct {
 	limit Window
 	// moved gets a token when there is something to take, room when the window is not full any more.
 	moved, room chan struct{}
+	full        atomic.Bool // the window is; changes under mu, and is asked for each message of the stream
 
 	mu         sync.Mutex
 	oldest     *transaction // in stream order; complete neighbours are merged; guarded by mu
@@ -104,7 +106,7 @@ type sub struct {
 
 // New returns a tracker for a number of subscribers that starts at the slot's confirmed LSN.
 func New(limit Window, subscribers int, confirmed event.LSN) *Tracker {
-	return &Tracker{
+	t := &Tracker{
 		limit:     limit,
 		moved:     make(chan struct{}, 1),
 		room:      make(chan struct{}, 1),
@@ -113,6 +115,8 @@ func New(limit Window, subscribers int, confirmed event.LSN) *Tracker {
 		subs:      make([]sub, subscribers),
 		owing:     make(map[event.Position]*Entry),
 	}
+	t.full.Store(!t.fits())
+	return t
 }
 
 // Begin opens the transaction whose commit record starts at commit. A transaction that broke off with
@@ -148,6 +152,7 @@ func (t *Tracker) Add(ev *event.Event, subscribers []int, known bool) *Entry {
 	t.received = ev.Position
 	t.events++
 	t.bytes += int64(size)
+	t.full.Store(!t.fits())
 	t.current.open++
 	if entry.open == 0 {
 		t.settle(entry)
@@ -275,7 +280,7 @@ func (t *Tracker) Pressed(subscriber int) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	mine := &t.subs[subscriber]
-	if t.hasRoom() || !t.crowds(mine) {
+	if t.HasRoom() || !t.crowds(mine) {
 		return false
 	}
 	for i := range t.subs {
@@ -385,7 +390,8 @@ func (t *Tracker) Recorded(s Settled, confirm event.LSN) {
 		t.bytes -= int64(e.Event.Size())
 	}
 	t.confirmed = max(t.confirmed, confirm)
-	if t.hasRoom() {
+	t.full.Store(!t.fits())
+	if t.HasRoom() {
 		signal(t.room)
 	}
 }
@@ -406,13 +412,9 @@ func (t *Tracker) Pending() bool {
 }
 
 // HasRoom reports whether the window takes another event.
-func (t *Tracker) HasRoom() bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.hasRoom()
-}
+func (t *Tracker) HasRoom() bool { return !t.full.Load() }
 
-func (t *Tracker) hasRoom() bool { return t.events < t.limit.Events && t.bytes < t.limit.Bytes }
+func (t *Tracker) fits() bool { return t.events < t.limit.Events && t.bytes < t.limit.Bytes }
 
 // Room gets a token when the window may have room again. A token can be stale: ask HasRoom.
 func (t *Tracker) Room() <-chan struct{} { return t.room }

@@ -32,9 +32,12 @@ type gulps struct {
 	beforeRead func()
 }
 
+// empty reports whether everything that was read has been taken.
+func (g *gulps) empty() bool { return g.i == g.n }
+
 // Read implements net.Conn.
 func (g *gulps) Read(p []byte) (int, error) {
-	if g.i == g.n {
+	if g.empty() {
 		if g.buf == nil {
 			return g.Conn.Read(p)
 		}

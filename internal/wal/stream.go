@@ -114,6 +114,7 @@ type stream struct {
 	lastHeard  time.Time // when a message last arrived
 	probed     time.Time // when the server was last asked by SQL, or heard
 	deadline   time.Time // of the socket
+	looked     time.Time // the read after which it was last looked what is due
 	timer      *time.Timer
 	asked      bool      // the server wants a status
 	lastPlea   time.Time // when the server last asked
@@ -130,20 +131,28 @@ func (s *stream) read(ctx context.Context) error {
 		// A clock that is read for each message costs more than the message. What is read at once is
 		// handled within milliseconds.
 		now := s.conn.gulps.at
-		if err := s.tellIfDue(now); err != nil {
-			return err
+		// So does the rest: nothing of it can have changed before the next wait, except by what was read,
+		// and that is seen when nothing is left of it.
+		look := now != s.looked || s.conn.gulps.empty()
+		if look {
+			s.looked = now
+			if err := s.tellIfDue(now); err != nil {
+				return err
+			}
 		}
 		if !s.Receiver.HasRoom() {
 			s.handOver()
 			s.waitForRoom(ctx)
 			continue
 		}
-		if err := s.askIfSilent(ctx, now); err != nil {
-			return err
-		}
-		s.setDeadline(now)
-		if ctx.Err() != nil { // it may have ended just before the deadline was set
-			return nil
+		if look {
+			if err := s.askIfSilent(ctx, now); err != nil {
+				return err
+			}
+			s.setDeadline(now)
+			if ctx.Err() != nil { // it may have ended just before the deadline was set
+				return nil
+			}
 		}
 		message, err := s.conn.pg.ReceiveMessage(context.Background())
 		if err != nil {
