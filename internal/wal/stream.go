@@ -180,6 +180,7 @@ func (s *stream) take(message pgproto3.BackendMessage) error {
 	case *pgproto3.CopyData:
 		now := s.conn.gulps.at
 		s.lastHeard, s.probed = now, now
+		s.conn.gulps.count++
 		return s.takeCopyData(m.Data, now)
 	case *pgproto3.ErrorResponse:
 		return fmt.Errorf("stream: %w", explainSlotError(s.Slot, pgconn.ErrorResponseToPgError(m)))
