@@ -67,7 +67,11 @@ func (s *Store) add(ctx context.Context, tx pgx.Tx, subscriber string, ids []str
 	}
 	if state == lane.StateDead {
 		ended := slices.DeleteFunc(recorded, func(row Row) bool { return row.State != lane.StateWaiting })
-		if err := s.fill(ctx, tx, ended); err != nil {
+		filled, err := s.fill(ctx, tx, ended)
+		if err == nil && filled < len(ended) {
+			err = fmt.Errorf("event %q: %w: try again", ended[filled].Event.ID, errNotVisible)
+		}
+		if err != nil {
 			return 0, nil, err
 		}
 		for _, row := range ended {

@@ -38,7 +38,8 @@ func (s *Store) Show(ctx context.Context, eventID string) ([]Row, error) {
 		if err != nil {
 			return err
 		}
-		return s.fill(ctx, tx, rows)
+		_, err = s.fill(ctx, tx, rows) // one that is not visible yet is shown without what only its row has
+		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("show owed event %q: %w", eventID, err)

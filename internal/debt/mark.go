@@ -3,11 +3,11 @@ package debt
 import (
 	"context"
 	"fmt"
-	"slices"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/backendstart/walpost/internal/outbox"
+	"github.com/backendstart/walpost/internal/postgres"
 )
 
 // marks are rows to be marked, by table and primary key: deliveries to several subscribers have one row.
@@ -73,19 +73,12 @@ func (s *Store) mark(ctx context.Context, tx pgx.Tx, marks marks) error {
 // synchronous replication an event can be delivered a moment before its row is visible. The same call
 // later finds it. A row whose transaction has ended is gone: its owner deleted it. (POSTGRES §7)
 func ended(ctx context.Context, tx pgx.Tx, pending map[string]*pending, missing []string) error {
-	var running []int64
-	var next int64 // transactions from here on had not begun
-	err := tx.QueryRow(ctx, `
-		SELECT pg_snapshot_xmax(s)::text::bigint, ARRAY(SELECT x::text::bigint & 4294967295 FROM pg_snapshot_xip(s) x)
-		FROM pg_current_snapshot() s`).Scan(&next, &running)
+	running, err := postgres.ReadRunning(ctx, tx)
 	if err != nil {
-		return fmt.Errorf("read the snapshot: %w", err)
+		return err
 	}
 	for _, row := range missing {
-		// Transaction ids wrap around; their order is that of the signed difference.
-		// (PostgreSQL manual, "Preventing Transaction ID Wraparound Failures")
-		xid := pending[row].xid
-		if xid != 0 && (int32(xid-uint32(next)) >= 0 || slices.Contains(running, int64(xid))) {
+		if running.Has(pending[row].xid) {
 			return fmt.Errorf("mark row %s: it is not visible yet: its commit is in the WAL and not over, because it waits for the flush or a synchronous standby", row)
 		}
 	}

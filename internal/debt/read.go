@@ -17,6 +17,8 @@ import (
 //
 // It stays fast whatever the number of deliveries and of those already paid, as long as query.After
 // moves on: an index entry of a paid delivery stays until vacuum.
+//
+// It ends before an event whose row is not visible yet, and is an error where that is the first.
 func (s *Store) Waiting(ctx context.Context, subscriber string, query lane.Query) ([]lane.Owed, error) {
 	var owed []lane.Owed
 	err := s.inTx(ctx, func(tx pgx.Tx) error {
@@ -25,11 +27,15 @@ func (s *Store) Waiting(ctx context.Context, subscriber string, query lane.Query
 		if err != nil {
 			return fmt.Errorf("read what is owed to %q: %w", subscriber, err)
 		}
-		if err := s.fill(ctx, tx, found); err != nil {
+		filled, err := s.fill(ctx, tx, found)
+		if err == nil && filled == 0 && len(found) > 0 {
+			err = fmt.Errorf("event %q: %w", found[0].Event.ID, errNotVisible)
+		}
+		if err != nil {
 			return fmt.Errorf("read what is owed to %q: %w", subscriber, err)
 		}
-		owed = make([]lane.Owed, len(found))
-		for i := range found {
+		owed = make([]lane.Owed, filled)
+		for i := range owed {
 			owed[i] = found[i].Owed
 		}
 		return nil

@@ -2,6 +2,7 @@ package debt
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -11,6 +12,8 @@ import (
 
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/lane"
+	"github.com/backendstart/walpost/internal/outbox"
+	"github.com/backendstart/walpost/internal/postgres"
 )
 
 // Row is a delivery as it is recorded.
@@ -63,11 +66,15 @@ func collect(rows pgx.Rows, err error) ([]Row, error) {
 	})
 }
 
-// fill reads the events that are owed by reference. One whose row is gone becomes invalid and says so.
+// errNotVisible means that the row of an event cannot be seen yet. The same call later finds it.
+var errNotVisible = errors.New("its row is not visible yet: its commit is in the WAL and not over, because it waits for the flush or a synchronous standby")
+
+// fill reads the events that are owed by reference. One whose row is gone becomes invalid and says so. It
+// stops before the first whose row is not visible yet, and returns how many it has filled.
 //
 // A source that is not in the configuration any more is an error: its rows may well be there, and to
 // call them gone would be the loss of them.
-func (s *Store) fill(ctx context.Context, tx pgx.Tx, rows []Row) error {
+func (s *Store) fill(ctx context.Context, tx pgx.Tx, rows []Row) (filled int, err error) {
 	references := make(map[string][]string)
 	for i := range rows {
 		if e := rows[i].Event; !rows[i].Copied {
@@ -75,17 +82,28 @@ func (s *Store) fill(ctx context.Context, tx pgx.Tx, rows []Row) error {
 		}
 	}
 	tables := s.current()
+	filled = len(rows)
 	for _, source := range slices.Sorted(maps.Keys(references)) {
 		table := tables[source]
 		if table == nil {
-			return fmt.Errorf("event rows of source %q are owed, but it is not in the configuration: put it back, or discard what is owed of it", source)
+			return 0, fmt.Errorf("event rows of source %q are owed, but it is not in the configuration: put it back, or discard what is owed of it", source)
 		}
 		events, err := table.Fetch(ctx, tx, references[source])
 		if err != nil {
-			return err
+			return 0, err
+		}
+		hidden := map[string]bool{}
+		if len(events) < len(references[source]) { // or several are owed of one row, which costs a look
+			if hidden, err = s.look(ctx, tx, table, rows, events); err != nil {
+				return 0, err
+			}
 		}
 		for i := range rows {
 			if e := rows[i].Event; !rows[i].Copied && e.Source == source {
+				if hidden[e.Row] {
+					filled = min(filled, i)
+					break
+				}
 				rows[i].Event = referred(e, events[e.Row])
 				if s.maxEvent > 0 {
 					rows[i].Event.Limit(s.maxEvent)
@@ -93,7 +111,42 @@ func (s *Store) fill(ctx context.Context, tx pgx.Tx, rows []Row) error {
 			}
 		}
 	}
-	return nil
+	return filled, nil
+}
+
+// look looks again for the rows that are not among events, adds those that it finds now, and returns those
+// whose transaction had not ended. What is neither is gone.
+//
+// The number of a transaction says nothing on another server than its own, so only rows that were recorded
+// in the present epoch can be hidden.
+func (s *Store) look(ctx context.Context, tx pgx.Tx, table *outbox.Table, rows []Row, events map[string]*event.Event) (hidden map[string]bool, err error) {
+	var epoch int32
+	err = tx.QueryRow(ctx, `SELECT coalesce((SELECT epoch FROM walpost.slots WHERE slot = $1), 1)`, s.slot).Scan(&epoch)
+	if err != nil {
+		return nil, err
+	}
+	running, err := postgres.ReadRunning(ctx, tx)
+	if err != nil {
+		return nil, err
+	}
+	hidden = make(map[string]bool)
+	var missing []string
+	for i := range rows {
+		e := rows[i].Event
+		if rows[i].Copied || e.Source != table.Source.Name || events[e.Row] != nil {
+			continue
+		}
+		missing = append(missing, e.Row)
+		if e.Position.Epoch == epoch && running.Has(e.XID) {
+			hidden[e.Row] = true
+		}
+	}
+	found, err := table.Fetch(ctx, tx, missing)
+	for row, e := range found { // it was committed in between
+		events[row] = e
+		delete(hidden, row)
+	}
+	return hidden, err
 }
 
 // referred puts together what is recorded of an event and what its row holds. A row with another event

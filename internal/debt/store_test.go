@@ -179,6 +179,69 @@ func TestWaiting_saysThatARowIsGone(t *testing.T) {
 	}
 }
 
+// Under synchronous replication an event comes a moment, or as long as the standby is away, before its row is
+// visible. It is not gone, and what is behind it waits.
+func TestWaiting_endsBeforeARowThatIsNotVisibleYet(t *testing.T) {
+	db := testdb.New(t)
+	store := open(t, db, lessons())
+	events := fill(t, db, 1)
+	db.Exec(`INSERT INTO walpost.slots (slot, system_id, timeline, epoch, state) VALUES ($1, '1', 1, 1, 'ready')`, slot)
+	db.Exec(`INSERT INTO walpost.subscribers (slot, name) VALUES ($1, 'sub')`, slot)
+	tx, err := db.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(t.Context()) }()
+	var id int64
+	hidden := &event.Event{Source: "lessons", ID: "hidden", Type: "lesson.completed", Key: "a", Position: event.Position{Epoch: 1, Commit: 1 << 40}}
+	err = tx.QueryRow(t.Context(), `
+		INSERT INTO outbox (id, event_id, event_type, partition_key, payload) VALUES (100, 'hidden', 'lesson.completed', 'a', '{"n": 7}')
+		RETURNING id, (pg_current_xact_id()::text::numeric % 4294967296)::bigint`).Scan(&id, &hidden.XID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hidden.Row = fmt.Sprint(id)
+	behind := *events[0]
+	behind.Position = event.Position{Epoch: 1, Commit: 1<<40 + 8}
+	record(t, store, "sub", hidden)
+	record(t, store, "both", hidden)
+	record(t, store, "both", &behind)
+
+	for _, sub := range []string{"sub", "both"} {
+		got, err := store.Waiting(t.Context(), sub, lane.Query{Limit: 10})
+		if err == nil || !strings.Contains(err.Error(), `"hidden"`) || !strings.Contains(err.Error(), "not visible yet") {
+			t.Errorf("%s: got %v, %v; want an error that names the event and why", sub, got, err)
+		}
+	}
+	if _, _, err := store.Add(t.Context(), "sub", []string{"hidden"}, lane.StateDead, "ann", "why"); err == nil || !strings.Contains(err.Error(), "try again") {
+		t.Errorf("got %v from an end by hand, want that to be tried again", err)
+	}
+	earlier := *events[0]
+	earlier.Position = event.Position{Epoch: 1, Commit: 1}
+	record(t, store, "earlier", &earlier)
+	record(t, store, "earlier", hidden)
+	if got := waiting(t, store, "earlier"); len(got) != 1 || got[0].Event.ID != earlier.ID {
+		t.Errorf("got %v, want what is before the hidden one", got)
+	}
+
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	got := waiting(t, store, "both")
+	want(t, "number", len(got), 2)
+	want(t, "first", string(got[0].Event.Payload), `{"n": 7}`)
+	want(t, "invalid", got[0].Event.Invalid, "")
+
+	// On another server the number of the transaction says nothing: a row that is missing there is gone.
+	db.Exec(`DELETE FROM outbox WHERE event_id = 'hidden'`)
+	db.Exec(`UPDATE walpost.owed SET xid = (pg_current_xact_id()::text::bigint + 1000) % 4294967296 WHERE event_id = 'hidden'`)
+	if _, err := store.Waiting(t.Context(), "sub", lane.Query{Limit: 10}); err == nil {
+		t.Error("a transaction of this server that is still to come counts as ended")
+	}
+	db.Exec(`UPDATE walpost.slots SET epoch = 2`)
+	want(t, "invalid", waiting(t, store, "sub")[0].Event.Invalid, debt.Gone)
+}
+
 // A source that left the configuration is not the same as rows that are gone.
 func TestWaiting_saysWhichSourceIsMissing(t *testing.T) {
 	db := testdb.New(t)

@@ -46,7 +46,7 @@ func (l *tableLedger) write(ctx context.Context, finished []*ack.Entry, confirm 
 			return err
 		}
 		// Read before the rows are looked for: a transaction that ends in between still counts as running.
-		running, err := readSnapshot(ctx, tx)
+		running, err := postgres.ReadRunning(ctx, tx)
 		if err != nil {
 			return err
 		}
@@ -93,46 +93,17 @@ func rowsOf(source string, finished []*ack.Entry) []outbox.Marked {
 
 // stillInvisible counts the events whose row was not found although its transaction still runs, as others
 // see it. A row whose transaction has ended is gone: its owner deleted it.
-func stillInvisible(source string, finished []*ack.Entry, missing []string, running snapshot) int {
+func stillInvisible(source string, finished []*ack.Entry, missing []string, running postgres.Running) int {
 	if len(missing) == 0 {
 		return 0
 	}
 	invisible := 0
 	for _, e := range finished {
-		if e.Event.Source == source && e.Event.XID != 0 && running.has(e.Event.XID) && slices.Contains(missing, e.Event.Row) {
+		if e.Event.Source == source && running.Has(e.Event.XID) && slices.Contains(missing, e.Event.Row) {
 			invisible++
 		}
 	}
 	return invisible
-}
-
-// snapshot says which transactions had not ended when it was taken, by the low 32 bits of their ids.
-type snapshot struct {
-	next    uint32 // no transaction from here on has ended
-	running []uint32
-}
-
-func readSnapshot(ctx context.Context, tx pgx.Tx) (snapshot, error) {
-	var s snapshot
-	var next int64
-	var running []int64
-	err := tx.QueryRow(ctx, `
-		SELECT pg_catalog.txid_snapshot_xmax(s), ARRAY(SELECT pg_catalog.txid_snapshot_xip(s))
-		FROM pg_catalog.txid_current_snapshot() s`).Scan(&next, &running)
-	if err != nil {
-		return s, fmt.Errorf("read the snapshot: %w", err)
-	}
-	s.next = uint32(next)
-	for _, xid := range running {
-		s.running = append(s.running, uint32(xid))
-	}
-	return s, nil
-}
-
-// has reports whether a transaction had not ended. Ids wrap around; their order is that of the signed
-// difference. (PostgreSQL manual, "Preventing Transaction ID Wraparound Failures")
-func (s snapshot) has(xid uint32) bool {
-	return int32(xid-s.next) >= 0 || slices.Contains(s.running, xid)
 }
 
 // confirm records the position. Once that is committed the server may be told.
