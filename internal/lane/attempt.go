@@ -61,14 +61,9 @@ func (l *Lane) letGo(c *call, unwatched bool) {
 	}
 }
 
-// start lets a call be made in a goroutine of its own. The caller holds mu.
-func (l *Lane) start(c *call) {
-	l.calls[c] = struct{}{}
-	l.handler.Go(func() { l.work(c) })
-}
-
-// work makes one call and settles its items.
-func (l *Lane) work(c *call) {
+// work makes one call and settles its items. It returns the call with which the goroutine goes on, whose
+// stack is as large as the handler needs it.
+func (l *Lane) work(c *call) (next *call) {
 	term := l.stream.Term()
 	for _, it := range c.items {
 		if it.dead {
@@ -94,7 +89,7 @@ func (l *Lane) work(c *call) {
 		c.outcome = append(c.outcome, errorOf(err, handed, len(c.deliveries)))
 		handed++
 	}
-	l.settle(c, unwatched)
+	return l.settle(c, unwatched)
 }
 
 // call hands the deliveries to the subscriber, and tells whether it returned before it was overdue.
@@ -180,8 +175,8 @@ func (l *Lane) markOverdue(c *call) {
 }
 
 // settle ends a call: what is delivered or recorded as dead is finished, the rest goes back to the front
-// of its key.
-func (l *Lane) settle(c *call, unwatched bool) {
+// of its key. It returns another call that has begun.
+func (l *Lane) settle(c *call, unwatched bool) (next *call) {
 	outcome := c.outcome
 	l.recordDead(c.items, outcome)
 
@@ -211,11 +206,13 @@ func (l *Lane) settle(c *call, unwatched bool) {
 	l.letGo(c, unwatched)
 	l.acknowledge()
 	l.metrics.open.Set(float64(l.held))
+	next = l.next()
 	l.pump()
 	signal(l.idle)
 	if len(l.scope.paid) >= payLimit/4 || len(l.scope.held) > 0 {
 		signal(l.desk)
 	}
+	return next
 }
 
 // judge updates what the lane thinks of its subscriber after a call: the breaker and the batch size.

@@ -313,25 +313,36 @@ func (l *Lane) awaitHandlers() error {
 // pump starts calls while there is something to do and somebody to do it. Every change of state ends
 // with it. The caller holds mu.
 func (l *Lane) pump() {
+	for c := l.next(); c != nil; c = l.next() {
+		l.handler.Go(func() {
+			for c := c; c != nil; c = l.work(c) {
+			}
+		})
+	}
+}
+
+// next begins a call, or returns nil while there is nothing to do or nobody to do it. The caller holds mu.
+func (l *Lane) next() *call {
 	for l.running && !l.suspended && len(l.calls)-l.overdue < l.options.Concurrency && l.overdue < maxOverdue && !l.ready.empty() {
 		size := l.batch
 		if l.breaker.open {
 			if len(l.calls) > l.overdue {
-				return // one probe at a time; its end pumps again
+				return nil // one probe at a time; its end pumps again
 			}
 			if !l.breaker.mayProbe(time.Now()) {
 				l.breaker.scheduleProbe(l.probe)
-				return
+				return nil
 			}
 			size = 1
 		}
 		c := l.newCall()
 		if l.take(c, size); len(c.items) > 0 {
-			l.start(c)
-		} else {
-			l.letGo(c, true)
+			l.calls[c] = struct{}{}
+			return c
 		}
+		l.letGo(c, true)
 	}
+	return nil
 }
 
 // probe is called by the breaker's timer.
