@@ -26,6 +26,12 @@ type New struct {
 	Headers map[string]string
 }
 
+// insert has strings for JSON, not bytes: with pgx's simple protocol (a pooler may ask for it) bytes become a
+// bytea literal.
+const insert = `
+	INSERT INTO public.outbox (event_id, event_type, aggregate_type, aggregate_id, partition_key, payload, headers)
+	VALUES ($1, $2, nullif($3, ''), nullif($4, ''), nullif($5, ''), $6::jsonb, $7::jsonb)`
+
 // Append writes ev to public.outbox within the caller's transaction: the event exists exactly if the
 // transaction commits, and nothing has to be published afterwards, because the WAL does that.
 //
@@ -36,25 +42,49 @@ type New struct {
 // Where order within the key matters, take a lock on the key before the call and keep it until the
 // commit: the row draws its number here, and a repair of the stream reads rows in that order.
 func Append(ctx context.Context, tx pgx.Tx, ev New) error {
-	if err := ev.check(); err != nil {
-		return fmt.Errorf("append event %q to the outbox: %w", ev.ID, err)
+	args, err := ev.args()
+	if err == nil {
+		_, err = tx.Exec(ctx, insert, args...)
 	}
-	headers := []byte("{}")
-	if len(ev.Headers) > 0 {
-		var err error
-		if headers, err = json.Marshal(ev.Headers); err != nil {
-			return fmt.Errorf("append event %q to the outbox: headers: %w", ev.ID, err)
-		}
+	return ev.appended(err)
+}
+
+// Queue is Append for a batch that is sent within the caller's transaction: the row is written when the batch
+// is. What Postgres has to say against the event is an error of the batch.
+func Queue(batch *pgx.Batch, ev New) error {
+	args, err := ev.args()
+	if err != nil {
+		return ev.appended(err)
 	}
-	// Strings, not bytes: with pgx's simple protocol (a pooler may ask for it) bytes become a bytea literal.
-	_, err := tx.Exec(ctx, `
-		INSERT INTO public.outbox (event_id, event_type, aggregate_type, aggregate_id, partition_key, payload, headers)
-		VALUES ($1, $2, nullif($3, ''), nullif($4, ''), nullif($5, ''), $6::jsonb, $7::jsonb)`,
-		ev.ID, ev.Type, ev.AggregateType, ev.AggregateID, ev.Key, string(ev.Payload), string(headers))
+	batch.Queue(insert, args...).Fn = func(results pgx.BatchResults) error {
+		_, err := results.Exec()
+		return ev.appended(err)
+	}
+	return nil
+}
+
+// appended says of an error, if there is one, what it was about.
+func (ev New) appended(err error) error {
 	if err != nil {
 		return fmt.Errorf("append event %q to the outbox: %w", ev.ID, err)
 	}
 	return nil
+}
+
+// args are the values of insert.
+func (ev New) args() ([]any, error) {
+	if err := ev.check(); err != nil {
+		return nil, err
+	}
+	headers := "{}"
+	if len(ev.Headers) > 0 {
+		text, err := json.Marshal(ev.Headers)
+		if err != nil {
+			return nil, fmt.Errorf("headers: %w", err)
+		}
+		headers = string(text)
+	}
+	return []any{ev.ID, ev.Type, ev.AggregateType, ev.AggregateID, ev.Key, string(ev.Payload), headers}, nil
 }
 
 // check refuses what Postgres would take although it is no event, or although it would be stored altered.

@@ -82,6 +82,39 @@ func TestAppend_worksWithTheSimpleProtocol(t *testing.T) {
 	}
 }
 
+// queueEvent sends ev in a batch of its own.
+func queueEvent(ctx context.Context, db *testdb.DB, ev outbox.New) error {
+	return pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error {
+		var batch pgx.Batch
+		if err := outbox.Queue(&batch, ev); err != nil {
+			return err
+		}
+		return tx.SendBatch(ctx, &batch).Close()
+	})
+}
+
+func TestQueue_writesTheSameRowAsAppend(t *testing.T) {
+	db := testdb.New(t)
+	ev := outbox.New{
+		ID: "01A", Type: "lesson.completed", AggregateType: "lesson", AggregateID: "7", Key: "42",
+		Payload: []byte(`{"n": 12345678901234567890.123456789}`), Headers: map[string]string{"correlation_id": `"quoted" <é>`},
+	}
+	if err := appendEvent(t.Context(), db, ev); err != nil {
+		t.Fatal(err)
+	}
+	ev.ID = "01B"
+	if err := queueEvent(t.Context(), db, ev); err != nil {
+		t.Fatal(err)
+	}
+	rows := db.Texts(`SELECT (to_jsonb(o) - '{id,event_id,created_at}'::text[])::text FROM public.outbox o ORDER BY id`)
+	if len(rows) != 2 || rows[0] != rows[1] {
+		t.Errorf("rows are %q, want two that are alike", rows)
+	}
+	if err := queueEvent(t.Context(), db, ev); postgres.Code(err) != "23505" || !strings.Contains(err.Error(), ev.ID) {
+		t.Errorf("a second event of the same id: %v, want 23505 and the id", err)
+	}
+}
+
 func TestAppend_refusesASecondEventOfTheSameID(t *testing.T) {
 	db := testdb.New(t)
 	ev := outbox.New{ID: "01A", Type: "x", Payload: []byte("1")}
@@ -114,7 +147,10 @@ func TestAppend_refusesWhatIsNoEvent(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			if err := appendEvent(t.Context(), db, test.ev); err == nil {
-				t.Error("it was taken")
+				t.Error("Append took it")
+			}
+			if err := queueEvent(t.Context(), db, test.ev); err == nil {
+				t.Error("Queue took it")
 			}
 		})
 	}

@@ -14,11 +14,13 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/oklog/ulid/v2"
 
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/outbox"
+	"github.com/backendstart/walpost/internal/postgres"
 )
 
 // Service completes lessons and shows what came of them. It is safe for concurrent use.
@@ -62,40 +64,50 @@ type Result struct {
 // (PostgreSQL manual, "Advisory Lock Functions")
 const lessonLocks = 0x6c65 // "le"
 
-// Complete marks the lesson as completed and appends "lesson.completed" to the outbox in one
-// transaction. Only the first call for a user and lesson does so: every later one, also one that
-// arrives at the same moment, returns the result of the first, whatever slugs it names.
+// Complete marks the lesson as completed and adds "lesson.completed" to the outbox in one transaction.
+// Only the first call for a user and lesson does so: every later one, also one that arrives at the same
+// moment, returns the result of the first, whatever slugs it names.
 //
 // After an error the caller cannot know whether the transaction was committed, if the connection broke
 // during the commit; to ask again is always right.
 func (s *Service) Complete(ctx context.Context, c Completion) (Result, error) {
-	var result Result
-	err := pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{BeginQuery: begin(c.UserID)}, func(tx pgx.Tx) error {
-		var err error
-		result, err = s.complete(ctx, tx, c)
-		return err
-	})
-	if err != nil {
+	// The time is that of the call, which may have to wait for its turn. What puts the events of a user in
+	// order is the number of their rows, not their times.
+	now := s.clock().UTC().Truncate(time.Microsecond)
+	result := Result{EventID: s.ids(now), CompletedAt: now}
+	store := func(batch *pgx.Batch) error {
+		queueLock(batch, c.UserID)
+		queueProgress(batch, c, &result)
+		return nil
+	}
+	tell := func(batch *pgx.Batch) error {
+		if result.AlreadyCompleted {
+			queueFirst(batch, c, &result)
+			return nil
+		}
+		ev, err := completed(c, result)
+		if err != nil {
+			return err
+		}
+		return outbox.Queue(batch, ev)
+	}
+	if err := postgres.InTwoBatches(ctx, s.pool, store, tell); err != nil {
 		return Result{}, fmt.Errorf("complete lesson %d of user %d: %w", c.LessonID, c.UserID, err)
 	}
 	return result, nil
 }
 
-// begin opens the transaction and lets one writer per user in at a time, to the end of the commit: only so
-// are the outbox rows of a user numbered in the order in which they commit. The row of the lesson would not
-// do, since two lessons of a user must not pass each other either, and there is no table of users to lock a
-// row of. Two users whose hashes meet wait for each other now and then, which is harmless.
-//
-// Both go in one round trip. Read committed is named, because what stands behind the lock must be seen once
-// the lock is held, and a server default of repeatable read would have taken its snapshot before.
-func begin(userID int64) string {
-	return fmt.Sprintf("BEGIN ISOLATION LEVEL READ COMMITTED; SELECT pg_advisory_xact_lock(%d, hashint8(%d))", lessonLocks, userID)
+// queueLock lets one writer per user in at a time, to the end of the commit: only so are the outbox rows of a
+// user numbered in the order in which they commit. The row of the lesson would not do, since two lessons of a
+// user must not pass each other either, and there is no table of users to lock a row of. Two users whose
+// hashes meet wait for each other now and then, which is harmless.
+func queueLock(batch *pgx.Batch, userID int64) {
+	batch.Queue(`SELECT pg_advisory_xact_lock($1, hashint8($2))`, lessonLocks, userID)
 }
 
-func (s *Service) complete(ctx context.Context, tx pgx.Tx, c Completion) (Result, error) {
-	now := s.clock().UTC().Truncate(time.Microsecond)
-	id := s.ids(now)
-	tag, err := tx.Exec(ctx, `
+// queueProgress stores the completion that result has, unless the lesson is completed already.
+func queueProgress(batch *pgx.Batch, c Completion, result *Result) {
+	batch.Queue(`
 		INSERT INTO public.lesson_progress AS p
 			(user_id, lesson_id, track_slug, lesson_slug, completed, completed_at, event_id)
 		VALUES ($1, $2, $3, $4, true, $5, $6)
@@ -103,59 +115,54 @@ func (s *Service) complete(ctx context.Context, tx pgx.Tx, c Completion) (Result
 			SET track_slug = excluded.track_slug, lesson_slug = excluded.lesson_slug,
 				completed = true, completed_at = excluded.completed_at, event_id = excluded.event_id
 			WHERE NOT p.completed`,
-		c.UserID, c.LessonID, c.TrackSlug, c.LessonSlug, now, id)
-	if err != nil {
-		return Result{}, fmt.Errorf("store progress: %w", err)
-	}
-	if tag.RowsAffected() == 0 {
-		return first(ctx, tx, c)
-	}
+		c.UserID, c.LessonID, c.TrackSlug, c.LessonSlug, result.CompletedAt, result.EventID,
+	).Exec(func(tag pgconn.CommandTag) error {
+		result.AlreadyCompleted = tag.RowsAffected() == 0
+		return nil
+	})
+}
 
+// queueFirst reads the completion that is already there.
+func queueFirst(batch *pgx.Batch, c Completion, result *Result) {
+	batch.Queue(`
+		SELECT event_id, completed_at AT TIME ZONE 'UTC'
+		FROM public.lesson_progress WHERE user_id = $1 AND lesson_id = $2`, c.UserID, c.LessonID,
+	).QueryRow(func(row pgx.Row) error {
+		err := row.Scan(&result.EventID, &result.CompletedAt)
+		if errors.Is(err, pgx.ErrNoRows) {
+			// Somebody deleted the row between the two statements, which no part of walpost does.
+			return errors.New("progress vanished while it was read: ask again")
+		}
+		return err
+	})
+}
+
+// completed is the event of a completion.
+func completed(c Completion, result Result) (outbox.New, error) {
 	payload, err := json.Marshal(event.LessonCompleted{
-		EventID:       id,
+		EventID:       result.EventID,
 		Type:          event.TypeLessonCompleted,
 		CorrelationID: c.CorrelationID,
-		OccurredAt:    now,
+		OccurredAt:    result.CompletedAt,
 		UserID:        c.UserID,
 		LessonID:      c.LessonID,
 		TrackSlug:     c.TrackSlug,
 		LessonSlug:    c.LessonSlug,
 	})
 	if err != nil {
-		return Result{}, fmt.Errorf("encode event: %w", err)
+		return outbox.New{}, fmt.Errorf("encode event: %w", err)
 	}
 	headers := map[string]string{"correlation_id": c.CorrelationID}
 	if c.TraceParent != "" {
 		headers["traceparent"] = c.TraceParent
 	}
-	err = outbox.Append(ctx, tx, outbox.New{
-		ID:            id,
+	return outbox.New{
+		ID:            result.EventID,
 		Type:          event.TypeLessonCompleted,
 		AggregateType: "lesson",
 		AggregateID:   strconv.FormatInt(c.LessonID, 10),
 		Key:           strconv.FormatInt(c.UserID, 10),
 		Payload:       payload,
 		Headers:       headers,
-	})
-	if err != nil {
-		return Result{}, err
-	}
-	return Result{EventID: id, CompletedAt: now}, nil
-}
-
-// first reads the completion that is already there.
-func first(ctx context.Context, tx pgx.Tx, c Completion) (Result, error) {
-	result := Result{AlreadyCompleted: true}
-	err := tx.QueryRow(ctx, `
-		SELECT event_id, completed_at AT TIME ZONE 'UTC'
-		FROM public.lesson_progress WHERE user_id = $1 AND lesson_id = $2`, c.UserID, c.LessonID).
-		Scan(&result.EventID, &result.CompletedAt)
-	if errors.Is(err, pgx.ErrNoRows) {
-		// Somebody deleted the row between the two statements, which no part of walpost does.
-		return Result{}, errors.New("progress vanished while it was read: ask again")
-	}
-	if err != nil {
-		return Result{}, fmt.Errorf("read progress: %w", err)
-	}
-	return result, nil
+	}, nil
 }

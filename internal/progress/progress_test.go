@@ -150,29 +150,40 @@ func overtake(t *testing.T, db *testdb.DB, pool *pgxpool.Pool, first, second Com
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	holding, release := make(chan struct{}), make(chan struct{})
-	slow := New(pool)
-	slow.ids = func(now time.Time) string {
-		close(holding)
-		select {
-		case <-release:
-		case <-ctx.Done():
-		}
-		return newULID(now)
+	// What is called slow waits, in the middle of its first batch, for a lock that we hold.
+	db.Exec(`
+		CREATE FUNCTION public.wait() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_advisory_xact_lock(1); RETURN NEW; END $$;
+		CREATE TRIGGER wait BEFORE INSERT ON public.lesson_progress FOR EACH ROW WHEN (NEW.event_id = 'slow') EXECUTE FUNCTION public.wait()`)
+	holder, err := db.Pool.Acquire(ctx)
+	if err != nil {
+		t.Fatal(err)
 	}
+	defer holder.Release()
+	if _, err := holder.Exec(ctx, `SELECT pg_advisory_lock(1)`); err != nil {
+		t.Fatal(err)
+	}
+	waiting := func(want int64) {
+		for db.Int(`SELECT count(*) FROM pg_locks l JOIN pg_database d ON d.oid = l.database
+				WHERE d.datname = current_database() AND locktype = 'advisory' AND NOT granted`) < want {
+			if ctx.Err() != nil {
+				t.Fatalf("there were never %d completions that wait", want)
+			}
+		}
+	}
+
+	slow := New(pool)
+	slow.ids = func(time.Time) string { return "slow" }
 	var errs [2]error
 	var wg sync.WaitGroup
+	defer wg.Wait()
 	wg.Go(func() { results[0], errs[0] = slow.Complete(ctx, first) })
-	<-holding
+	waiting(1)
 	wg.Go(func() { results[1], errs[1] = New(pool).Complete(ctx, second) })
-	for db.Int(`SELECT count(*) FROM pg_locks l JOIN pg_database d ON d.oid = l.database
-			WHERE d.datname = current_database() AND locktype = 'advisory' AND NOT granted`) == 0 {
-		if ctx.Err() != nil {
-			t.Fatal("the second completion did not wait for the first one of its user")
-		}
-	}
+	waiting(2)
 	meanwhile(ctx)
-	close(release)
+	if _, err := holder.Exec(ctx, `SELECT pg_advisory_unlock(1)`); err != nil {
+		t.Fatal(err)
+	}
 	wg.Wait()
 	for _, err := range errs {
 		if err != nil {
