@@ -26,11 +26,11 @@ type New struct {
 	Headers map[string]string
 }
 
-// insert has strings for JSON, not bytes: with pgx's simple protocol (a pooler may ask for it) bytes become a
-// bytea literal.
+// insert is a SELECT, so that a condition can follow. It has strings for JSON, not bytes: with pgx's simple
+// protocol (a pooler may ask for it) bytes become a bytea literal.
 const insert = `
 	INSERT INTO public.outbox (event_id, event_type, aggregate_type, aggregate_id, partition_key, payload, headers)
-	VALUES ($1, $2, nullif($3, ''), nullif($4, ''), nullif($5, ''), $6::jsonb, $7::jsonb)`
+	SELECT $1::text, $2::text, nullif($3, ''), nullif($4, ''), nullif($5, ''), $6::jsonb, $7::jsonb`
 
 // Append writes ev to public.outbox within the caller's transaction: the event exists exactly if the
 // transaction commits, and nothing has to be published afterwards, because the WAL does that.
@@ -49,14 +49,18 @@ func Append(ctx context.Context, tx pgx.Tx, ev New) error {
 	return ev.appended(err)
 }
 
-// Queue is Append for a batch that is sent within the caller's transaction: the row is written when the batch
-// is. What Postgres has to say against the event is an error of the batch.
-func Queue(batch *pgx.Batch, ev New) error {
-	args, err := ev.args()
+// QueueIf is Append for a batch that is a transaction, or a part of one. The event is written if condition,
+// which is SQL and no data, holds when the server gets there: so it can depend on what a statement before it
+// has changed without a round trip in between. In the condition $1 is the id of the event; its own
+// parameters, of which args are the values, begin with $8.
+//
+// What Postgres has to say against the event is an error of the batch.
+func QueueIf(batch *pgx.Batch, ev New, condition string, args ...any) error {
+	own, err := ev.args()
 	if err != nil {
 		return ev.appended(err)
 	}
-	batch.Queue(insert, args...).Fn = func(results pgx.BatchResults) error {
+	batch.Queue(insert+" WHERE "+condition, append(own, args...)...).Fn = func(results pgx.BatchResults) error {
 		_, err := results.Exec()
 		return ev.appended(err)
 	}

@@ -2,6 +2,7 @@ package outbox_test
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"testing"
 
@@ -82,18 +83,18 @@ func TestAppend_worksWithTheSimpleProtocol(t *testing.T) {
 	}
 }
 
-// queueEvent sends ev in a batch of its own.
-func queueEvent(ctx context.Context, db *testdb.DB, ev outbox.New) error {
+// queueEvent sends ev in a batch of its own, to be written if $8 is true.
+func queueEvent(ctx context.Context, db *testdb.DB, ev outbox.New, wanted bool) error {
 	return pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error {
 		var batch pgx.Batch
-		if err := outbox.Queue(&batch, ev); err != nil {
+		if err := outbox.QueueIf(&batch, ev, `$8::boolean`, wanted); err != nil {
 			return err
 		}
 		return tx.SendBatch(ctx, &batch).Close()
 	})
 }
 
-func TestQueue_writesTheSameRowAsAppend(t *testing.T) {
+func TestQueueIf_writesTheSameRowAsAppendWhereTheConditionHolds(t *testing.T) {
 	db := testdb.New(t)
 	ev := outbox.New{
 		ID: "01A", Type: "lesson.completed", AggregateType: "lesson", AggregateID: "7", Key: "42",
@@ -102,15 +103,21 @@ func TestQueue_writesTheSameRowAsAppend(t *testing.T) {
 	if err := appendEvent(t.Context(), db, ev); err != nil {
 		t.Fatal(err)
 	}
-	ev.ID = "01B"
-	if err := queueEvent(t.Context(), db, ev); err != nil {
-		t.Fatal(err)
+	for _, id := range []string{"01B", "01C"} {
+		ev.ID = id
+		if err := queueEvent(t.Context(), db, ev, id == "01B"); err != nil {
+			t.Fatal(err)
+		}
 	}
 	rows := db.Texts(`SELECT (to_jsonb(o) - '{id,event_id,created_at}'::text[])::text FROM public.outbox o ORDER BY id`)
 	if len(rows) != 2 || rows[0] != rows[1] {
 		t.Errorf("rows are %q, want two that are alike", rows)
 	}
-	if err := queueEvent(t.Context(), db, ev); postgres.Code(err) != "23505" || !strings.Contains(err.Error(), ev.ID) {
+	if ids, want := db.Texts(`SELECT event_id FROM public.outbox ORDER BY id`), []string{"01A", "01B"}; !slices.Equal(ids, want) {
+		t.Errorf("events are %q, want %q", ids, want)
+	}
+	ev.ID = "01A"
+	if err := queueEvent(t.Context(), db, ev, true); postgres.Code(err) != "23505" || !strings.Contains(err.Error(), ev.ID) {
 		t.Errorf("a second event of the same id: %v, want 23505 and the id", err)
 	}
 }
@@ -149,8 +156,8 @@ func TestAppend_refusesWhatIsNoEvent(t *testing.T) {
 			if err := appendEvent(t.Context(), db, test.ev); err == nil {
 				t.Error("Append took it")
 			}
-			if err := queueEvent(t.Context(), db, test.ev); err == nil {
-				t.Error("Queue took it")
+			if err := queueEvent(t.Context(), db, test.ev, true); err == nil {
+				t.Error("QueueIf took it")
 			}
 		})
 	}

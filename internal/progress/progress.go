@@ -75,23 +75,15 @@ func (s *Service) Complete(ctx context.Context, c Completion) (Result, error) {
 	// order is the number of their rows, not their times.
 	now := s.clock().UTC().Truncate(time.Microsecond)
 	result := Result{EventID: s.ids(now), CompletedAt: now}
-	store := func(batch *pgx.Batch) error {
-		queueLock(batch, c.UserID)
+	err := postgres.InBatch(ctx, s.pool, func(batch *pgx.Batch) error {
+		queueLock(batch, c)
 		queueProgress(batch, c, &result)
-		return nil
+		return queueEvent(batch, c, result)
+	})
+	if err == nil && result.AlreadyCompleted {
+		result, err = s.first(ctx, c)
 	}
-	tell := func(batch *pgx.Batch) error {
-		if result.AlreadyCompleted {
-			queueFirst(batch, c, &result)
-			return nil
-		}
-		ev, err := completed(c, result)
-		if err != nil {
-			return err
-		}
-		return outbox.Queue(batch, ev)
-	}
-	if err := postgres.InTwoBatches(ctx, s.pool, store, tell); err != nil {
+	if err != nil {
 		return Result{}, fmt.Errorf("complete lesson %d of user %d: %w", c.LessonID, c.UserID, err)
 	}
 	return result, nil
@@ -101,8 +93,8 @@ func (s *Service) Complete(ctx context.Context, c Completion) (Result, error) {
 // user numbered in the order in which they commit. The row of the lesson would not do, since two lessons of a
 // user must not pass each other either, and there is no table of users to lock a row of. Two users whose
 // hashes meet wait for each other now and then, which is harmless.
-func queueLock(batch *pgx.Batch, userID int64) {
-	batch.Queue(`SELECT pg_advisory_xact_lock($1, hashint8($2))`, lessonLocks, userID)
+func queueLock(batch *pgx.Batch, c Completion) {
+	batch.Queue(`SELECT pg_advisory_xact_lock($1, hashint8($2))`, lessonLocks, c.UserID)
 }
 
 // queueProgress stores the completion that result has, unless the lesson is completed already.
@@ -122,23 +114,8 @@ func queueProgress(batch *pgx.Batch, c Completion, result *Result) {
 	})
 }
 
-// queueFirst reads the completion that is already there.
-func queueFirst(batch *pgx.Batch, c Completion, result *Result) {
-	batch.Queue(`
-		SELECT event_id, completed_at AT TIME ZONE 'UTC'
-		FROM public.lesson_progress WHERE user_id = $1 AND lesson_id = $2`, c.UserID, c.LessonID,
-	).QueryRow(func(row pgx.Row) error {
-		err := row.Scan(&result.EventID, &result.CompletedAt)
-		if errors.Is(err, pgx.ErrNoRows) {
-			// Somebody deleted the row between the two statements, which no part of walpost does.
-			return errors.New("progress vanished while it was read: ask again")
-		}
-		return err
-	})
-}
-
-// completed is the event of a completion.
-func completed(c Completion, result Result) (outbox.New, error) {
+// queueEvent adds the event to the outbox if the completion that is stored by now is the one that result has.
+func queueEvent(batch *pgx.Batch, c Completion, result Result) error {
 	payload, err := json.Marshal(event.LessonCompleted{
 		EventID:       result.EventID,
 		Type:          event.TypeLessonCompleted,
@@ -150,13 +127,13 @@ func completed(c Completion, result Result) (outbox.New, error) {
 		LessonSlug:    c.LessonSlug,
 	})
 	if err != nil {
-		return outbox.New{}, fmt.Errorf("encode event: %w", err)
+		return fmt.Errorf("encode event: %w", err)
 	}
 	headers := map[string]string{"correlation_id": c.CorrelationID}
 	if c.TraceParent != "" {
 		headers["traceparent"] = c.TraceParent
 	}
-	return outbox.New{
+	ev := outbox.New{
 		ID:            result.EventID,
 		Type:          event.TypeLessonCompleted,
 		AggregateType: "lesson",
@@ -164,5 +141,24 @@ func completed(c Completion, result Result) (outbox.New, error) {
 		Key:           strconv.FormatInt(c.UserID, 10),
 		Payload:       payload,
 		Headers:       headers,
-	}, nil
+	}
+	return outbox.QueueIf(batch, ev, `EXISTS (
+		SELECT FROM public.lesson_progress WHERE user_id = $8 AND lesson_id = $9 AND event_id = $1)`, c.UserID, c.LessonID)
+}
+
+// first reads the completion that was there already. It stays as it is, so this needs no transaction.
+func (s *Service) first(ctx context.Context, c Completion) (Result, error) {
+	result := Result{AlreadyCompleted: true}
+	err := s.pool.QueryRow(ctx, `
+		SELECT event_id, completed_at AT TIME ZONE 'UTC'
+		FROM public.lesson_progress WHERE user_id = $1 AND lesson_id = $2 AND completed`, c.UserID, c.LessonID).
+		Scan(&result.EventID, &result.CompletedAt)
+	if errors.Is(err, pgx.ErrNoRows) {
+		// Somebody deleted the row between the two statements, which no part of walpost does.
+		return Result{}, errors.New("progress vanished while it was read: ask again")
+	}
+	if err != nil {
+		return Result{}, fmt.Errorf("read progress: %w", err)
+	}
+	return result, nil
 }

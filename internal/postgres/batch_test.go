@@ -3,10 +3,10 @@ package postgres_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/backendstart/walpost/internal/postgres"
@@ -44,25 +44,24 @@ func sessionOf(t *testing.T, pool *pgxpool.Pool) (pid uint32) {
 // modes are those that the options of a connection and a pooler lead to.
 var modes = []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol}
 
-func TestInTwoBatches_letsTheLastFollowFromTheFirstInOneTransaction(t *testing.T) {
+func TestInBatch_isOneTransactionInWhichEachStatementSeesTheOnesBefore(t *testing.T) {
 	for _, mode := range modes {
 		t.Run(mode.String(), func(t *testing.T) {
 			db := testdb.NewEmpty(t)
 			pool := oneSession(t, db, mode)
 			db.Exec(`CREATE TABLE numbers (n bigint, written_in xid8 DEFAULT pg_current_xact_id())`)
-			var n int64
-			err := postgres.InTwoBatches(t.Context(), pool, func(batch *pgx.Batch) error {
-				batch.Queue(`INSERT INTO numbers VALUES (41) RETURNING n`).QueryRow(func(row pgx.Row) error { return row.Scan(&n) })
-				return nil
-			}, func(batch *pgx.Batch) error {
-				batch.Queue(`INSERT INTO numbers VALUES ($1)`, n+1)
+			var sum int64
+			err := postgres.InBatch(t.Context(), pool, func(batch *pgx.Batch) error {
+				batch.Queue(`INSERT INTO numbers VALUES ($1)`, 41)
+				batch.Queue(`INSERT INTO numbers SELECT max(n) + 1 FROM numbers`)
+				batch.Queue(`SELECT sum(n)::bigint FROM numbers`).QueryRow(func(row pgx.Row) error { return row.Scan(&sum) })
 				return nil
 			})
 			if err != nil {
 				t.Fatal(err)
 			}
-			if sum := db.Int(`SELECT sum(n)::bigint FROM numbers`); sum != 83 {
-				t.Errorf("the numbers add up to %d, want 83", sum)
+			if committed := db.Int(`SELECT sum(n)::bigint FROM numbers`); sum != 83 || committed != 83 {
+				t.Errorf("the numbers add up to %d, and to %d afterwards, want 83", sum, committed)
 			}
 			if transactions := db.Int(`SELECT count(DISTINCT written_in) FROM numbers`); transactions != 1 {
 				t.Errorf("written in %d transactions, want 1", transactions)
@@ -71,7 +70,7 @@ func TestInTwoBatches_letsTheLastFollowFromTheFirstInOneTransaction(t *testing.T
 	}
 }
 
-func TestInTwoBatches_leavesNothingBehindAndTheSessionUsable(t *testing.T) {
+func TestInBatch_leavesNothingBehindAndTheSessionUsable(t *testing.T) {
 	queue := func(statements ...string) func(*pgx.Batch) error {
 		return func(batch *pgx.Batch) error {
 			for _, sql := range statements {
@@ -87,24 +86,17 @@ func TestInTwoBatches_leavesNothingBehindAndTheSessionUsable(t *testing.T) {
 		nowhere  = `INSERT INTO elsewhere VALUES (1)`
 	)
 	refused := errors.New("refused")
+	isRefused := func(err error) bool { return errors.Is(err, refused) }
 	tests := []struct {
-		name        string
-		first, last func(*pgx.Batch) error
-		want        func(error) bool
+		name  string
+		queue func(*pgx.Batch) error
+		want  func(error) bool
 	}{
-		{"first statement", queue(negative, good), queue(good), hasCode("23514")},
-		{"statement behind a good one", queue(good, negative), queue(good), hasCode("23514")},
-		{"last batch", queue(good), queue(good, negative, good), hasCode("23514")},
-		{"commit", queue(good), queue(again), hasCode("23505")},
-		{"a table that is not there", queue(good), queue(nowhere), hasCode("42P01")},
-		{"a table that is not there, at once", queue(good, nowhere), queue(good), hasCode("42P01")},
-		{"first itself", func(*pgx.Batch) error { return refused }, queue(good), func(err error) bool { return errors.Is(err, refused) }},
-		{"last itself", queue(good), func(*pgx.Batch) error { return refused }, func(err error) bool { return errors.Is(err, refused) }},
-		{"a result that is refused", func(batch *pgx.Batch) error {
-			batch.Queue(good).Exec(func(pgconn.CommandTag) error { return refused })
-			return nil
-		}, queue(good), func(err error) bool { return errors.Is(err, refused) }},
-		{"a transaction that somebody ends", queue(good), queue("ROLLBACK", `SELECT 1/0`), hasCode("22012")},
+		{"first statement", queue(negative, good), hasCode("23514")},
+		{"statement between good ones", queue(good, negative, good), hasCode("23514")},
+		{"commit", queue(good, again), hasCode("23505")},
+		{"a table that is not there", queue(good, nowhere), hasCode("42P01")},
+		{"queue itself", func(*pgx.Batch) error { return refused }, isRefused},
 	}
 	for _, mode := range modes {
 		t.Run(mode.String(), func(t *testing.T) {
@@ -114,7 +106,7 @@ func TestInTwoBatches_leavesNothingBehindAndTheSessionUsable(t *testing.T) {
 			pool := oneSession(t, db, mode)
 			session := sessionOf(t, pool)
 			for _, test := range tests {
-				if err := postgres.InTwoBatches(t.Context(), pool, test.first, test.last); !test.want(err) {
+				if err := postgres.InBatch(t.Context(), pool, test.queue); !test.want(err) {
 					t.Errorf("%s: the error is %v", test.name, err)
 				}
 				if rows := db.Int(`SELECT count(*) FROM numbers`); rows != 1 {
@@ -133,27 +125,69 @@ func hasCode(code string) func(error) bool {
 	return func(err error) bool { return postgres.Code(err) == code }
 }
 
-func TestInTwoBatches_leavesNothingBehindWhenItsContextEnds(t *testing.T) {
+func TestInBatch_leavesNothingBehindWhenAValueCannotBeSent(t *testing.T) {
+	for _, mode := range modes {
+		t.Run(mode.String(), func(t *testing.T) {
+			db := testdb.NewEmpty(t)
+			db.Exec(`CREATE TABLE numbers (n bigint)`)
+			pool := oneSession(t, db, mode)
+			err := postgres.InBatch(t.Context(), pool, func(batch *pgx.Batch) error {
+				batch.Queue(`INSERT INTO numbers VALUES (1)`)
+				batch.Queue(`INSERT INTO numbers VALUES ($1)`, struct{}{})
+				return nil
+			})
+			if err == nil {
+				t.Error("it was sent")
+			}
+			if _, err := pool.Exec(t.Context(), `INSERT INTO numbers VALUES (2)`); err != nil {
+				t.Errorf("the next statement: %v", err)
+			}
+			if got, want := db.Texts(`SELECT n::text FROM numbers`), []string{"2"}; !slices.Equal(got, want) {
+				t.Errorf("numbers are %q, want %q", got, want)
+			}
+		})
+	}
+}
+
+func TestInBatch_givesUpASessionWhoseTransactionIsUnfinished(t *testing.T) {
 	db := testdb.NewEmpty(t)
 	db.Exec(`CREATE TABLE numbers (n bigint)`)
 	pool := oneSession(t, db, pgx.QueryExecModeCacheStatement)
 	ctx, cancel := context.WithCancel(t.Context())
-	err := postgres.InTwoBatches(ctx, pool, func(batch *pgx.Batch) error {
-		batch.Queue(`INSERT INTO numbers VALUES (1)`)
-		return nil
-	}, func(batch *pgx.Batch) error {
-		batch.Queue(`INSERT INTO numbers VALUES (2)`)
-		cancel()
-		return nil
-	})
-	if !errors.Is(err, context.Canceled) {
-		t.Errorf("the error is %v, want that of the context", err)
-	}
-	// The next one has a session, and no transaction of somebody else.
-	if _, err := pool.Exec(t.Context(), `INSERT INTO numbers VALUES (3)`); err != nil {
+	holder, err := db.Pool.Begin(t.Context())
+	if err != nil {
 		t.Fatal(err)
 	}
-	if rows := db.Int(`SELECT count(*) FROM numbers`); rows != 1 {
+	defer holder.Rollback(context.WithoutCancel(t.Context())) //nolint:errcheck // it is rolled back below
+	if _, err := holder.Exec(t.Context(), `SELECT pg_advisory_xact_lock(1)`); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error)
+	go func() {
+		ended <- postgres.InBatch(ctx, pool, func(batch *pgx.Batch) error {
+			batch.Queue(`INSERT INTO numbers VALUES (1)`)
+			batch.Queue(`SELECT pg_advisory_xact_lock(1)`)
+			return nil
+		})
+	}()
+	for db.Int(`SELECT count(*) FROM pg_locks l JOIN pg_database d ON d.oid = l.database
+			WHERE d.datname = current_database() AND locktype = 'advisory' AND NOT granted`) == 0 {
+		if t.Context().Err() != nil {
+			t.Fatal("the batch never waited")
+		}
+	}
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("the error is %v, want that of the context", err)
+	}
+	if err := holder.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	// The next one has a session, and no transaction of somebody else.
+	if _, err := pool.Exec(t.Context(), `INSERT INTO numbers VALUES (2)`); err != nil {
+		t.Fatal(err)
+	}
+	if rows := db.Int(`SELECT count(*) FROM numbers WHERE n = 2`); rows != 1 {
 		t.Errorf("%d rows, want 1", rows)
 	}
 }
