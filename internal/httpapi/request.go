@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"mime"
 	"net"
 	"net/http"
@@ -59,8 +60,10 @@ func (a *api) observe(next http.Handler) http.Handler {
 			a.recover(answer, c, recover())
 			elapsed := time.Since(start)
 			a.metrics.observe(r.Pattern, answer.status, elapsed)
-			a.log.Debug("request", "method", r.Method, "path", r.URL.Path, "status", answer.status,
-				"elapsed", elapsed, "user", c.userID, "correlation_id", c.correlationID)
+			if a.log.Enabled(ctx, slog.LevelDebug) {
+				a.log.Debug("request", "method", r.Method, "path", r.URL.Path, "status", answer.status,
+					"elapsed", elapsed, "user", c.userID, "correlation_id", c.correlationID)
+			}
 		}()
 		if wrong != nil {
 			writeProblem(answer, http.StatusBadRequest, "validation failed", wrong)
@@ -88,7 +91,7 @@ func (a *api) recover(answer *watched, c *call, panicked any) {
 // read takes over the correlation id and the trace context of the client. Without a correlation id, or
 // with one that must not be stored and logged, there is a new one.
 func (c *call) read(header http.Header) *huma.ErrorDetail {
-	if parent := header.Get("traceparent"); traceParents.MatchString(parent) {
+	if parent := header.Get("Traceparent"); traceParents.MatchString(parent) {
 		c.traceParent = parent
 	}
 	given := header.Values("X-Correlation-Id")

@@ -27,15 +27,21 @@ var names = regexp.MustCompile(`^[a-z][a-z0-9_]*$`)
 //
 // It returns nil or what is wrong, with the place in the body.
 func checkJSON(body []byte) *huma.ErrorDetail {
-	var syntax *json.SyntaxError
-	if err := json.Unmarshal(body, new(json.RawMessage)); errors.As(err, &syntax) {
-		return &huma.ErrorDetail{Location: "body", Message: fmt.Sprintf("not JSON: %s at byte %d", syntax, syntax.Offset)}
-	} else if err != nil {
-		return &huma.ErrorDetail{Location: "body", Message: "not JSON"}
+	if !json.Valid(body) {
+		return notJSON(body)
 	}
 	w := walk{body: body}
 	w.value("body", 1)
 	return w.wrong
+}
+
+// notJSON says of a body that is no JSON where that shows.
+func notJSON(body []byte) *huma.ErrorDetail {
+	var syntax *json.SyntaxError
+	if errors.As(json.Unmarshal(body, new(json.RawMessage)), &syntax) {
+		return &huma.ErrorDetail{Location: "body", Message: fmt.Sprintf("not JSON: %s at byte %d", syntax, syntax.Offset)}
+	}
+	return &huma.ErrorDetail{Location: "body", Message: "not JSON"}
 }
 
 // walk goes through a body that is known to be syntactically right, up to the first thing that is wrong.
@@ -105,11 +111,12 @@ func (w *walk) array(path string, depth int) {
 
 // text passes a string and returns it as it is meant.
 func (w *walk) text(path string) string {
-	start := w.at
+	start, plain := w.at, true
 	for w.at++; w.body[w.at] != '"'; w.at++ {
 		if w.body[w.at] != '\\' {
 			continue
 		}
+		plain = false
 		w.at++
 		if w.body[w.at] != 'u' {
 			continue
@@ -136,6 +143,9 @@ func (w *walk) text(path string) string {
 	if !utf8.Valid(raw) {
 		w.fail(path, "is no valid UTF-8")
 		return ""
+	}
+	if plain {
+		return string(raw[1 : len(raw)-1])
 	}
 	var text string
 	if err := json.Unmarshal(raw, &text); err != nil {
