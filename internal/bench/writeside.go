@@ -9,8 +9,8 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/http"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -43,6 +43,7 @@ func (l *lab) complete(ctx context.Context, one func(client int) (func(user, les
 		return sample{}, err
 	}
 	var done atomic.Int64
+	cpu := ownCPU()
 	errs := make([]error, clients)
 	deadline := time.Now().Add(l.Timed)
 	var all sync.WaitGroup
@@ -61,7 +62,8 @@ func (l *lab) complete(ctx context.Context, one func(client int) (func(user, les
 	if err := errors.Join(errs...); err != nil {
 		return sample{}, err
 	}
-	return sample{rate: float64(done.Load()) / l.Timed.Seconds()}, ctx.Err()
+	n := float64(done.Load())
+	return sample{rate: n / l.Timed.Seconds(), cpu: float64((ownCPU() - cpu).Microseconds()) / max(1, n)}, ctx.Err()
 }
 
 func (l *lab) completeBare(ctx context.Context) (sample, error) {
@@ -108,7 +110,11 @@ func (l *lab) completeOverHTTP(ctx context.Context) (sample, error) {
 	if err != nil {
 		return sample{}, err
 	}
-	return l.complete(ctx, func(int) (func(user, lesson int) error, error) {
+	before, err := api.cpu()
+	if err != nil {
+		return sample{}, err
+	}
+	s, err := l.complete(ctx, func(int) (func(user, lesson int) error, error) {
 		conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
 		if err != nil {
 			return nil, err
@@ -116,6 +122,12 @@ func (l *lab) completeOverHTTP(ctx context.Context) (sample, error) {
 		context.AfterFunc(ctx, func() { _ = conn.Close() })
 		return (&learner{conn: conn, in: bufio.NewReader(conn)}).complete, nil
 	})
+	if err != nil {
+		return sample{}, err
+	}
+	after, err := api.cpu()
+	s.cpu = float64((after - before).Microseconds()) / max(1, s.rate*l.Timed.Seconds())
+	return s, err // with the processor time of the API in place of the learners'
 }
 
 // learner is a client that costs little: Go's own would take more of this machine than the server does.
@@ -133,14 +145,36 @@ func (c *learner) complete(user, lesson int) error {
 	if _, err := c.conn.Write(c.out.Bytes()); err != nil {
 		return fmt.Errorf("complete a lesson: %w", err)
 	}
-	response, err := http.ReadResponse(c.in, nil)
+	return c.answer()
+}
+
+// answer reads one response, which must be a 200 with the length of its body in the headers.
+func (c *learner) answer() error {
+	line, err := c.in.ReadString('\n')
 	if err != nil {
 		return fmt.Errorf("complete a lesson: %w", err)
 	}
-	defer response.Body.Close()
-	answer, err := io.ReadAll(response.Body)
-	if err == nil && response.StatusCode != http.StatusOK {
-		err = fmt.Errorf("complete a lesson: %s: %s", response.Status, answer)
+	status, length := strings.TrimSpace(line), 0
+	for {
+		line, err := c.in.ReadSlice('\n')
+		if err != nil {
+			return fmt.Errorf("complete a lesson: %w", err)
+		}
+		if len(line) == len("\r\n") {
+			break
+		}
+		if value, ok := bytes.CutPrefix(line, []byte("Content-Length: ")); ok {
+			if length, err = strconv.Atoi(string(bytes.TrimSpace(value))); err != nil {
+				return fmt.Errorf("complete a lesson: %w", err)
+			}
+		}
 	}
-	return err
+	if !strings.HasPrefix(status, "HTTP/1.1 200 ") {
+		text, _ := io.ReadAll(io.LimitReader(c.in, int64(length))) // of an answer that is an error anyway
+		return fmt.Errorf("complete a lesson: %s: %s", status, text)
+	}
+	if _, err := c.in.Discard(length); err != nil {
+		return fmt.Errorf("complete a lesson: %w", err)
+	}
+	return nil
 }
