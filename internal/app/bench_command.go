@@ -130,9 +130,10 @@ func (c benchCommand) print(w io.Writer, report *bench.Report) error {
 
 // benchPart are the processes that a run consists of. Each ends when the bench that started it does.
 type benchPart struct {
-	Run   benchRun   `cmd:"" help:"Run another command of walpost, with the subscribers of the bench."`
-	Post  benchPost  `cmd:"" help:"Post to a receiver as fast as Go's HTTP client can."`
-	Clean benchClean `cmd:"" help:"Remove a database and its slots when standard input ends."`
+	Run     benchRun     `cmd:"" help:"Run another command of walpost, with the subscribers of the bench."`
+	Receive benchReceive `cmd:"" help:"Take what is posted, and say on standard error where."`
+	Post    benchPost    `cmd:"" help:"Post to a receiver as fast as Go's HTTP client can."`
+	Clean   benchClean   `cmd:"" help:"Remove a database and its slots when standard input ends."`
 }
 
 type benchRun struct {
@@ -203,6 +204,13 @@ func watched(kinds Kinds, watcher *bench.Watcher) Kinds {
 		}
 	}
 	return all
+}
+
+type benchReceive struct{}
+
+func (benchReceive) Run(r *run) error {
+	go bench.EndWithStdin(r.Stdin)
+	return bench.Receive(r.ctx, r.Stderr)
 }
 
 type benchPost struct {

@@ -1,10 +1,13 @@
 package bench
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"io"
 	"strings"
 	"testing"
 	"time"
@@ -170,6 +173,50 @@ func TestWatcher_stampsTheFirstCallOfEachEventAndTellsAtTheEnd(t *testing.T) {
 	var line finished
 	if err := json.Unmarshal(out.Bytes(), &line); err != nil || line.Called["a"] == 0 || line.Called["b"] == 0 {
 		t.Errorf("it said %q (%v), want when a and b were handled", out.String(), err)
+	}
+}
+
+func TestReceive_takesWhatIsPosted(t *testing.T) {
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	says, out := io.Pipe()
+	ended := make(chan error, 1)
+	go func() { ended <- Receive(ctx, out) }()
+	var url string
+	if _, err := fmt.Fscanf(says, "receiving at %s\n", &url); err != nil {
+		t.Fatal(err)
+	}
+	var said bytes.Buffer
+	if err := Post(ctx, url, 300, 250, &said); err != nil {
+		t.Fatal(err)
+	}
+	var line finished
+	if err := json.Unmarshal(said.Bytes(), &line); err != nil || line.Took <= 0 {
+		t.Errorf("the loop said %q (%v), want how long it took", said.String(), err)
+	}
+	stop()
+	if err := <-ended; err != nil {
+		t.Errorf("at the end: %v", err)
+	}
+}
+
+func TestReadHead_findsWhereTheRequestEnds(t *testing.T) {
+	tests := []struct {
+		name, request string
+		want          int
+		err           string
+	}{
+		{"as Go writes it", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}", 2, ""},
+		{"lower case, behind others", "POST / HTTP/1.1\r\ncontent-type: a\r\ncontent-length: 2\r\nx: 3\r\n\r\n{}", 2, ""},
+		{"no length", "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", 0, "without a content length"},
+		{"no number", "POST / HTTP/1.1\r\nContent-Length: two\r\n\r\n", 0, `"two"`},
+		{"broken off", "POST / HTTP/1.1\r\nContent-Le", 0, "EOF"},
+	}
+	for _, test := range tests {
+		got, err := readHead(bufio.NewReader(strings.NewReader(test.request)))
+		if got != test.want || (err != nil) != (test.err != "") || err != nil && !strings.Contains(err.Error(), test.err) {
+			t.Errorf("%s: %d, %v; want %d, %q", test.name, got, err, test.want, test.err)
+		}
 	}
 }
 

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"slices"
 	"strings"
@@ -19,7 +18,7 @@ import (
 const posters = 64 // that post at the same time
 
 // webhook compares posting events to a receiver on this machine with a bare loop of Go's HTTP client against
-// the same receiver. The loop is a process of its own, as the relay is.
+// the same receiver. Receiver and loop are processes of their own, as the relay is.
 func webhook(ctx context.Context, l *lab) error {
 	events := max(1, l.Events/10)
 	b := bar{what: fmt.Sprintf("webhooks of %d bytes, concurrency %d", l.Payload, posters), unit: "events/s", beside: "bare HTTP client loop", bar: 0.8, aim: 0.95}
@@ -27,41 +26,28 @@ func webhook(ctx context.Context, l *lab) error {
 		l.notRun("this program has no subscribers of kind webhook", b)
 		return nil
 	}
-	receiver, stop, err := receive()
+	receiver, err := l.start(ctx, nil, "receive")
 	if err != nil {
 		return err
 	}
-	defer stop()
+	defer receiver.stop()
+	url, err := receiver.says(ctx, `receiving at (\S+)`)
+	if err != nil {
+		return err
+	}
 	if _, err := l.backlog(ctx, "100", events, l.Payload); err != nil {
 		return err
 	}
 	f := flow{subscribers: []string{fmt.Sprintf("{name: hook, kind: webhook, url: %q, secret: %q, allow_private: true, concurrency: %d}",
-		receiver, "whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIz", posters)}}
+		url, "whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIz", posters)}}
 	samples, err := l.turns(ctx, b.what,
 		contestant{"walpost", func(ctx context.Context) (sample, error) { return l.drain(ctx, f, events, 1) }},
-		contestant{b.beside, func(ctx context.Context) (sample, error) { return l.post(ctx, receiver, events) }})
+		contestant{b.beside, func(ctx context.Context) (sample, error) { return l.post(ctx, url, events) }})
 	if err != nil {
 		return err
 	}
 	l.compare(b, samples[0], samples[1], rateOf)
 	return nil
-}
-
-// receive answers every request with 204 as soon as its body is read.
-func receive() (url string, stop func(), err error) {
-	listener, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		return "", nil, fmt.Errorf("listen for webhooks: %w", err)
-	}
-	server := &http.Server{
-		ReadHeaderTimeout: 10 * time.Second,
-		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			_, _ = io.Copy(io.Discard, r.Body) // a broken request is the client's to tell
-			w.WriteHeader(http.StatusNoContent)
-		}),
-	}
-	go func() { _ = server.Serve(listener) }() // it ends when it is closed
-	return "http://" + listener.Addr().String() + "/", func() { _ = server.Close() }, nil
 }
 
 func (l *lab) post(ctx context.Context, url string, events int) (sample, error) {
@@ -74,7 +60,11 @@ func (l *lab) post(ctx context.Context, url string, events int) (sample, error) 
 	if err != nil {
 		return sample{}, err
 	}
-	return sample{rate: float64(events) / time.Duration(all[0].Took).Seconds()}, nil
+	return sample{
+		rate:   float64(events) / time.Duration(all[0].Took).Seconds(),
+		cpu:    float64(all[0].CPU) / 1e3 / float64(events),
+		allocs: float64(all[0].Mallocs) / float64(events),
+	}, nil
 }
 
 // Post posts so many bodies to url, as fast as a client goes that has nothing else to do, and says on out
@@ -85,7 +75,7 @@ func Post(ctx context.Context, url string, events, payload int, out io.Writer) e
 	body := []byte(strings.Repeat("x", payload))
 	var sent atomic.Int64
 	errs := make([]error, posters)
-	begun := time.Now()
+	cpu, allocs, begun := ownCPU(), mallocs(), time.Now()
 	var all sync.WaitGroup
 	for i := range posters {
 		all.Go(func() {
@@ -99,7 +89,7 @@ func Post(ctx context.Context, url string, events, payload int, out io.Writer) e
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	return json.NewEncoder(out).Encode(finished{Subscriber: "post", Took: int64(took)})
+	return json.NewEncoder(out).Encode(finished{Subscriber: "post", Took: int64(took), CPU: int64(ownCPU() - cpu), Mallocs: mallocs() - allocs})
 }
 
 func postOne(ctx context.Context, client *http.Client, url string, body []byte) error {
