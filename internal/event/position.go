@@ -57,9 +57,22 @@ func (p Position) Compare(q Position) int {
 }
 
 // String writes a position with fixed width, so that comparing the strings compares the positions.
-func (p Position) String() string {
+func (p Position) String() string { return string(p.Append(make([]byte, 0, 34))) }
+
+// Append appends what String returns.
+func (p Position) Append(to []byte) []byte {
 	if p.Ordinal < 0 && p.Commit > 0 { // as the last place before the transaction, where no event stands either
 		p.Commit, p.Ordinal = p.Commit-1, math.MaxUint32
 	}
-	return fmt.Sprintf("%08x-%016x-%08x", uint32(p.Epoch), uint64(p.Commit), uint64(p.Ordinal))
+	to = append(appendHex(to, uint64(uint32(p.Epoch)), 8), '-')
+	to = append(appendHex(to, uint64(p.Commit), 16), '-')
+	return appendHex(to, uint64(p.Ordinal), 8)
+}
+
+// appendHex appends n with at least width digits.
+func appendHex(to []byte, n uint64, width int) []byte {
+	for ; width > 1 && n>>(4*(width-1)) == 0; width-- {
+		to = append(to, '0')
+	}
+	return strconv.AppendUint(to, n, 16)
 }

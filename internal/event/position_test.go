@@ -86,3 +86,16 @@ func TestPosition_sortsTheSameByValueAndByText(t *testing.T) {
 }
 
 func sign(n int) int { return max(-1, min(n, 1)) }
+
+func TestPosition_isWrittenWithFixedWidth(t *testing.T) {
+	for want, p := range map[string]event.Position{
+		"00000000-0000000000000000-00000000": {},
+		"00000001-00000016b374d848-0000000a": {Epoch: 1, Commit: 0x16_B374D848, Ordinal: 10},
+		"7fffffff-ffffffffffffffff-ffffffff": {Epoch: 1<<31 - 1, Commit: 1<<64 - 1, Ordinal: 1<<32 - 1},
+		"00000000-0000000000000007-ffffffff": {Commit: 8, Ordinal: -1},
+	} {
+		if got := p.String(); got != want {
+			t.Errorf("%+v: got %q, want %q", p, got, want)
+		}
+	}
+}

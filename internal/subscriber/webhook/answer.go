@@ -38,12 +38,12 @@ func (w *Webhook) judge(ctx context.Context, response *http.Response, sent int) 
 			if ctx.Err() != nil {
 				err = context.Cause(ctx)
 			}
-			return fmt.Errorf("post to %s: answered %d, but its body: %w", w.url.Host, status, err)
+			return fmt.Errorf("post to %s: answered %d, but its body: %w", w.request.Host, status, err)
 		}
 		return nil
 	}
 	var text strings.Builder
-	fmt.Fprintf(&text, "post to %s: answered %d %s", w.url.Host, status, http.StatusText(status))
+	fmt.Fprintf(&text, "post to %s: answered %d %s", w.request.Host, status, http.StatusText(status))
 	switch {
 	case status == http.StatusRequestEntityTooLarge:
 		fmt.Fprintf(&text, " to a body of %d bytes", sent)

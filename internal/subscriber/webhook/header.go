@@ -16,25 +16,43 @@ import (
 // 8 KiB in all, and an event must not be stuck for the length of its key.
 const maxValue = 1 << 10
 
-// headers gathers the headers of one request with one allocation for all values. They are never used
-// again: the transport may still write them after an answer has come.
+// ourHeaders is how many headers of our own a request has at most, CloudEvents' aside.
+const ourHeaders = 11
+
+// headers gathers the headers of one request, with one allocation for all values and one for the text of those
+// that are made for it. They are never used again: the transport may still write them after an answer has come.
 type headers struct {
 	http.Header
 	values []string
+	text   strings.Builder
 }
 
-func (h *headers) set(canonical, value string) {
+// set sets one header. The name is in its canonical form.
+func (h *headers) set(name, value string) {
 	h.values = append(h.values, value)
-	h.Header[canonical] = h.values[len(h.values)-1 : len(h.values) : len(h.values)]
+	h.Header[name] = h.values[len(h.values)-1 : len(h.values) : len(h.values)]
+}
+
+// setText is set for a value that nobody else keeps.
+func (h *headers) setText(name string, value []byte) string {
+	from := h.text.Len()
+	h.text.Write(value)
+	text := h.text.String()[from:]
+	h.set(name, text)
+	return text
 }
 
 // newHeader makes the headers of a request with one event, signature aside.
 func (w *Webhook) newHeader(d subscriber.Delivery) *headers {
 	h := w.attemptHeader(d)
 	h.set("Walpost-Type", encode(d.Type))
-	h.set("Walpost-Position", d.Position.String())
+	var position [64]byte
+	h.setText("Walpost-Position", d.Position.Append(position[:0]))
 	if d.Key != "" {
 		h.set("Walpost-Key", encodeKey(d.Key))
+	}
+	if len(d.Headers) == 0 {
+		return h
 	}
 	if id := headerOf(d.Event, "correlation_id"); id != "" {
 		h.set("X-Correlation-Id", id)
@@ -47,11 +65,12 @@ func (w *Webhook) newHeader(d subscriber.Delivery) *headers {
 
 // attemptHeader makes what says something about the attempt, with the configured headers.
 func (w *Webhook) attemptHeader(d subscriber.Delivery) *headers {
-	const ours = 12
-	h := &headers{make(http.Header, len(w.header)+ours), make([]string, 0, ours)}
-	maps.Copy(h.Header, w.header) // the values are shared: nobody changes them
-	h.set("Walpost-Attempt", strconv.Itoa(d.Attempt))
-	h.set("Walpost-Term", strconv.FormatInt(d.Term, 10))
+	h := &headers{Header: make(http.Header, len(w.header)+ourHeaders), values: make([]string, 0, ourHeaders)}
+	h.text.Grow(96 + len(w.keys)*signatureSize) // the numbers, a position and the signatures
+	maps.Copy(h.Header, w.header)               // the values are shared: nobody changes them
+	var number [20]byte
+	h.setText("Walpost-Attempt", strconv.AppendInt(number[:0], int64(d.Attempt), 10))
+	h.setText("Walpost-Term", strconv.AppendInt(number[:0], d.Term, 10))
 	if d.Replay {
 		h.set("Walpost-Replay", "true")
 	}
@@ -80,12 +99,16 @@ func encodeKey(key string) string {
 // space, double quote, percent and what is not visible ASCII are percent-encoded, byte by byte.
 func encode(text string) string {
 	const digits = "0123456789ABCDEF"
-	if strings.IndexFunc(text, illegal) < 0 {
+	legal := true
+	for i := range len(text) {
+		legal = legal && !illegal(text[i])
+	}
+	if legal {
 		return text
 	}
 	var out strings.Builder
 	for _, b := range []byte(text) {
-		if illegal(rune(b)) {
+		if illegal(b) {
 			out.Write([]byte{'%', digits[b>>4], digits[b&15]})
 		} else {
 			out.WriteByte(b)
@@ -94,4 +117,4 @@ func encode(text string) string {
 	return out.String()
 }
 
-func illegal(r rune) bool { return r <= ' ' || r >= 0x7F || r == '"' || r == '%' }
+func illegal(b byte) bool { return b <= ' ' || b >= 0x7F || b == '"' || b == '%' }

@@ -15,14 +15,25 @@ import (
 // Signing is a few lines of our own: the Go library of Standard Webhooks copies the body twice for each
 // signature, and an event may have megabytes. The tests verify with that library.
 
-// key is a secret with its HMACs ready to use.
-type key struct{ pool sync.Pool }
-
+// keys are secrets with the state of their HMACs, ready to use.
 type keys []*key
 
-func newKey(secret []byte) *key {
-	return &key{sync.Pool{New: func() any { return hmac.New(sha256.New, secret) }}}
+type key struct{ pool sync.Pool } // of *signer
+
+// signer makes one signature at a time. Its buffers are used again: what is handed to a hash would be
+// allocated anew each time otherwise.
+type signer struct {
+	mac    hash.Hash
+	prefix []byte
+	sum    []byte
 }
+
+func newKey(secret []byte) *key {
+	return &key{sync.Pool{New: func() any { return &signer{mac: hmac.New(sha256.New, secret)} }}}
+}
+
+// signatureSize is the length of one signature with the space before it.
+const signatureSize = len(" v1,") + 44 // base64 of 32 bytes
 
 var errSecret = errors.New(`is not "whsec_" and the base64 of 24 to 64 bytes; make one with: echo whsec_$(openssl rand -base64 32)`)
 
@@ -42,30 +53,36 @@ func parseSecret(text string) ([]byte, error) {
 // sign sets the three headers of Standard Webhooks: the time and signatures are of this attempt, the id is
 // the same at each. id must be legal in a header.
 func (w *Webhook) sign(h *headers, id string, at time.Time, body []byte) {
-	seconds := strconv.FormatInt(at.Unix(), 10)
 	h.set("Webhook-Id", id)
-	h.set("Webhook-Timestamp", seconds)
+	var number [20]byte
+	seconds := h.setText("Webhook-Timestamp", strconv.AppendInt(number[:0], at.Unix(), 10))
 	if len(w.keys) > 0 {
-		h.set("Webhook-Signature", w.keys.signatures(id+"."+seconds+".", body))
+		var text [4 * signatureSize]byte // more keys than anybody rotates at a time go to the heap
+		h.setText("Webhook-Signature", w.keys.appendSignatures(text[:0], id, seconds, body))
 	}
 }
 
-// signatures has one for each key, so that a receiver that knows any of them can verify.
-func (ks keys) signatures(prefix string, body []byte) string {
-	const size = len("v1,") + 44 // base64 of 32 bytes
-	text := make([]byte, 0, len(ks)*(size+1))
-	var sum [sha256.Size]byte
+// appendSignatures appends one for each key, so that a receiver that knows any of them can verify.
+func (ks keys) appendSignatures(to []byte, id, seconds string, body []byte) []byte {
 	for i, k := range ks {
-		mac := k.pool.Get().(hash.Hash)
-		mac.Reset()
-		mac.Write([]byte(prefix))
-		mac.Write(body)
 		if i > 0 {
-			text = append(text, ' ')
+			to = append(to, ' ')
 		}
-		text = append(text, "v1,"...)
-		text = base64.StdEncoding.AppendEncode(text, mac.Sum(sum[:0]))
-		k.pool.Put(mac)
+		s := k.pool.Get().(*signer)
+		to = s.appendSignature(to, id, seconds, body)
+		k.pool.Put(s)
 	}
-	return string(text)
+	return to
+}
+
+func (s *signer) appendSignature(to []byte, id, seconds string, body []byte) []byte {
+	s.prefix = append(s.prefix[:0], id...)
+	s.prefix = append(s.prefix, '.')
+	s.prefix = append(s.prefix, seconds...)
+	s.prefix = append(s.prefix, '.')
+	s.mac.Reset()
+	s.mac.Write(s.prefix)
+	s.mac.Write(body)
+	s.sum = s.mac.Sum(s.sum[:0])
+	return base64.StdEncoding.AppendEncode(append(to, "v1,"...), s.sum)
 }

@@ -59,10 +59,10 @@ type Options struct {
 // Webhook is a subscriber that posts one event per request. It is safe for concurrent use.
 type Webhook struct {
 	name      string
-	url       *url.URL
 	transport *http.Transport
 	keys      keys
-	header    http.Header // of every request; never changed after New
+	request   *http.Request // what all requests have in common; never changed after New
+	header    http.Header   // of every request; never changed after New
 	format    string
 }
 
@@ -84,7 +84,7 @@ func New(o Options) (subscriber.Subscriber, error) {
 	if err := o.checkName(target.Hostname()); err != nil {
 		return nil, fmt.Errorf("url: %w", err)
 	}
-	w := &Webhook{name: o.Name, url: target, header: http.Header{}, format: o.Format}
+	w := &Webhook{name: o.Name, header: http.Header{}, format: o.Format}
 	for _, secret := range o.Secrets {
 		key, _ := parseSecret(secret)
 		w.keys = append(w.keys, newKey(key))
@@ -97,6 +97,10 @@ func New(o Options) (subscriber.Subscriber, error) {
 	// An event is the same at each attempt, so a request may be sent once more when the receiver closed a
 	// kept connection under it. The key tells net/http so; without a value it is not sent.
 	w.header["Idempotency-Key"] = []string{}
+	w.request = &http.Request{
+		Method: http.MethodPost, URL: target, Host: target.Host,
+		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+	}
 	w.transport = newTransport(o)
 	if o.Batch > 1 {
 		return &Batching{w}, nil
@@ -144,22 +148,20 @@ func (w *Webhook) Handle(ctx context.Context, d subscriber.Delivery) error {
 // post signs and sends. id is as it stands in the header.
 func (w *Webhook) post(ctx context.Context, id string, header *headers, body []byte) error {
 	w.sign(header, id, time.Now(), body)
-	request := &http.Request{
-		Method: http.MethodPost, URL: w.url, Host: w.url.Host, Header: header.Header,
-		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, ContentLength: int64(len(body)), Body: http.NoBody,
-	}
+	request := w.request.WithContext(ctx)
+	request.Header, request.ContentLength, request.Body = header.Header, int64(len(body)), http.NoBody
 	if len(body) > 0 {
 		request.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil }
 		request.Body, _ = request.GetBody()
 	}
 	// The transport itself and no http.Client: no redirect is followed, no cookie is kept, and no error
 	// quotes the URL, which may hold a token.
-	response, err := w.transport.RoundTrip(request.WithContext(ctx))
+	response, err := w.transport.RoundTrip(request)
 	if err != nil {
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)
 		}
-		return fmt.Errorf("post to %s: %w", w.url.Host, err)
+		return fmt.Errorf("post to %s: %w", w.request.Host, err)
 	}
 	defer response.Body.Close()
 	return w.judge(ctx, response, len(body))
