@@ -7,7 +7,7 @@ ARGS     ?=
 VERSIONS ?= 14 15 16 17 18
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-versions test-docker test-pooler race soak golden lint fmt check up down
+.PHONY: help build demo test test-versions test-docker test-outside test-pooler race soak golden lint fmt check up down
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' Makefile
@@ -31,9 +31,13 @@ test-versions: ## Every test on each supported version of Postgres, without -rac
 test-docker: ## The tests that need Docker
 	go test -tags docker -run Container -timeout 10m ./internal/testdb
 
-test-pooler: ## The tests that need PgBouncer, which must be in PATH
+test-outside: ## The tests that need what others make: PgBouncer, libfaketime, and from npm a server that is too old
 	@sh scripts/ensure-postgres.sh
-	@go run ./scripts/gotest -tags pooler -run Pooler -timeout 5m ./internal/doctor
+	@go run ./scripts/gotest -tags outside -run Outside -timeout 5m ./internal/doctor
+
+test-pooler: ## Of these the one that needs PgBouncer alone, which must be in PATH
+	@sh scripts/ensure-postgres.sh
+	@go run ./scripts/gotest -tags outside -run Outside_PgBouncer -timeout 5m ./internal/doctor
 
 race: ## The tests five times in random order, for races that seldom show; PKG=./internal/lane for one room
 	@sh scripts/ensure-postgres.sh
@@ -50,7 +54,7 @@ golden: ## Record the golden files of pgoutput again, from a real server
 lint: ## gofmt, go vet, golangci-lint
 	@unformatted=$$(gofmt -l cmd internal migrations scripts); \
 	if [ -n "$$unformatted" ]; then echo "not formatted, make fmt does it: $$unformatted" >&2; exit 1; fi
-	@go vet -tags soak,docker,pooler ./...
+	@go vet -tags soak,docker,outside ./...
 	@if golangci-lint version 2>/dev/null | grep -q " version $(GOLANGCI) "; then golangci-lint run; \
 	else go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v$(GOLANGCI) run; fi
 

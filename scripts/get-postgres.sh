@@ -12,9 +12,11 @@
 # folder forgets it.
 set -eu
 
-# The newest minor releases that are packed. A newer one here is fetched at the next run.
+# The newest minor releases that are packed. A newer one here is fetched at the next run. walpost does not
+# support 13: it is here for walpost doctor, which has to meet a server that is too old.
 packed() {
 	case $1 in
+	13) echo 13.23.0-beta.16 ;;
 	14) echo 14.23.0-beta.17 ;;
 	15) echo 15.18.0-beta.17 ;;
 	16) echo 16.14.0-beta.17 ;;
@@ -28,7 +30,7 @@ say() { printf 'get-postgres: %s\n' "$*" >&2; }
 major=${1:-}
 release=$(packed "$major")
 if [ $# -ne 1 ] || [ -z "$release" ]; then
-	say "which version? 14, 15, 16, 17 or 18"
+	say "which version? 14, 15, 16, 17 or 18; or 13, which is too old for walpost"
 	exit 2
 fi
 case $(uname -s) in

@@ -1,4 +1,4 @@
-//go:build pooler
+//go:build outside
 
 package doctor_test
 
@@ -19,7 +19,7 @@ import (
 )
 
 // F-67 with PgBouncer itself, which the machine must have; .ci/run installs it.
-func TestPooler_PgBouncerCarriesAllButTheStream(t *testing.T) {
+func TestOutside_PgBouncerCarriesAllButTheStream(t *testing.T) {
 	for _, mode := range []string{"transaction", "session"} {
 		t.Run(mode, func(t *testing.T) {
 			w := newWorldOn(t, nil, testdb.New(t))

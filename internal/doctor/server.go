@@ -22,7 +22,7 @@ func judgeVersion(major int) []Finding {
 	switch {
 	case major < oldestVersion:
 		return []Finding{problem(fmt.Sprintf("this is Postgres %d", major), fmt.Sprintf("walpost needs %d or newer", oldestVersion),
-			&Mend{Do: "upgrade the server"})}
+			&Mend{Do: fmt.Sprintf("whoever runs the server upgrades it, or leads database_url and replication_url to one of Postgres %d to %d", oldestVersion, newestVersion)})}
 	case major > newestVersion:
 		return []Finding{warning(fmt.Sprintf("this is Postgres %d", major), fmt.Sprintf("walpost is tested up to %d", newestVersion),
 			&Mend{Do: "look for a newer walpost"})}
@@ -119,5 +119,5 @@ func checkClock(ctx context.Context, e *exam) ([]Finding, error) {
 	}
 	return []Finding{warning(fmt.Sprintf("the clock of this machine is %v %s the server's", skew.Abs().Round(time.Second), than),
 		"lag is the age of a commit by the server's clock, so it is wrong by as much; receivers check the age of signatures",
-		&Mend{Do: "let NTP keep the clock of both machines"})}, nil
+		&Mend{Do: "whoever runs the two machines lets NTP keep their clocks: chronyc tracking or timedatectl on each says which one is off"})}, nil
 }

@@ -1,0 +1,114 @@
+//go:build outside
+
+package doctor_test
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/backendstart/walpost/internal/doctor"
+	"github.com/backendstart/walpost/internal/pgserver"
+	"github.com/backendstart/walpost/internal/testdb"
+)
+
+// What these tests need comes from outside of this repository and of Go: .ci/run installs it, and
+// scripts/get-postgres.sh fetches the old server.
+
+// The server is one that walpost has never supported; what mends it is a supported one with the same database.
+func TestOutside_aServerThatIsTooOldIsToldAndANewerOneMendsIt(t *testing.T) {
+	script := exec.Command("sh", "../../scripts/get-postgres.sh", "13")
+	script.Stderr = os.Stderr
+	bin, err := script.Output()
+	if err != nil {
+		t.Fatalf("scripts/get-postgres.sh 13: %v", err)
+	}
+	old, err := pgserver.Start(t.Context(), pgserver.Options{Bin: strings.TrimSpace(string(bin)), Settings: sound})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := old.Stop(context.WithoutCancel(t.Context())); err != nil {
+			t.Error(err)
+		}
+	})
+	w := newWorld(t, testdb.NewServer(t, sound))
+	w.options.DatabaseURL = old.DSN(w.db.Name)
+	execute(t, old.DSN("postgres"), "CREATE DATABASE "+w.db.Name)
+
+	report := doctor.Run(t.Context(), w.options)
+	found := find(report, "version")
+	if found.Level != doctor.Problem || found.Finding != "this is Postgres 13" || found.Mend == nil || !strings.Contains(found.Mend.Do, "to one of Postgres 14 to 18") {
+		t.Errorf("of Postgres 13 the doctor says%s", describe([]doctor.Finding{found}))
+	}
+	if f := find(report, "connection"); f.Level != doctor.OK {
+		t.Errorf("the doctor says%s", describe([]doctor.Finding{f}))
+	}
+	w.options.DatabaseURL = w.db.DSN
+	for _, f := range doctor.Run(t.Context(), w.options).Findings {
+		if f.Level != doctor.OK && f.Check != "standby-sync" {
+			t.Errorf("of a newer server the doctor says%s", describe([]doctor.Finding{f}))
+		}
+	}
+}
+
+// The server's clock goes wrong, and NTP sets it while the server runs: libfaketime reads from a file how far off
+// the clock of a process is.
+func TestOutside_aClockThatIsOffIsToldAndNTPMendsIt(t *testing.T) {
+	library := libfaketime(t)
+	dir := t.TempDir()
+	if err := os.Chmod(filepath.Dir(dir), 0o755); err != nil { // the server may run as another user
+		t.Fatal(err)
+	}
+	clock := filepath.Join(dir, "clock")
+	off := func(by string) {
+		t.Helper()
+		// In place of the old one, and not into it: a process of the server may be reading.
+		if err := os.WriteFile(clock+".new", []byte(by+"\n"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(clock+".new", clock); err != nil {
+			t.Fatal(err)
+		}
+	}
+	off("+0")
+	t.Setenv("LD_PRELOAD", library)
+	t.Setenv("FAKETIME_TIMESTAMP_FILE", clock)
+	t.Setenv("FAKETIME_NO_CACHE", "1")
+	t.Setenv("DONT_FAKE_MONOTONIC", "1") // a clock that is set does not change how long a second is
+	server := testdb.NewServer(t, sound)
+	w := newWorld(t, server)
+	for _, fault := range []struct{ by, says string }{
+		{"-90", "ahead of the server's"},
+		{"+90", "behind the server's"},
+	} {
+		off(fault.by)
+		found := w.examine("clock")
+		if found[0].Level != doctor.Warning || !strings.Contains(found[0].Finding, fault.says) || found[0].Mend == nil || !strings.Contains(found[0].Mend.Do, "NTP") {
+			t.Errorf("of a server whose clock is off by %s s the doctor says%s", fault.by, describe(found))
+		}
+		off("+0")
+		if found := w.examine("clock"); found[0].Level != doctor.OK {
+			t.Errorf("after the clock was set the doctor says%s", describe(found))
+		}
+	}
+	off("+3")
+	if found := w.examine("clock"); found[0].Level != doctor.OK {
+		t.Errorf("of three seconds the doctor says%s", describe(found))
+	}
+}
+
+// libfaketime returns where the library is, which only a package manager brings.
+func libfaketime(t *testing.T) string {
+	t.Helper()
+	for _, pattern := range []string{"/usr/lib/*/faketime/libfaketime.so.1", "/usr/lib*/faketime/libfaketime.so.1", "/usr/local/lib/faketime/libfaketime.so.1"} {
+		if found, err := filepath.Glob(pattern); err == nil && len(found) > 0 {
+			return found[0]
+		}
+	}
+	t.Fatal("no libfaketime: apt-get install libfaketime")
+	return ""
+}
