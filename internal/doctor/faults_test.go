@@ -1,6 +1,8 @@
 package doctor_test
 
 import (
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -42,7 +44,7 @@ func TestDoctor_findsEachFaultOfADatabaseAndWhatItPrintsMendsIt(t *testing.T) {
 // Faults of a whole server take turns on it.
 func TestDoctor_findsEachFaultOfAServerAndWhatItPrintsMendsIt(t *testing.T) {
 	t.Parallel()
-	server := testdb.NewServer(t, sound)
+	server := newServerWithArguments(t)
 	db := testdb.On(t, server)
 	for _, f := range settingFaults {
 		t.Run(f.check+" "+f.name, func(t *testing.T) { f.try(newWorldOn(t, server, db)) })
@@ -109,6 +111,18 @@ func set(name, value string, restart bool) func(*world) {
 	}
 }
 
+// arguments restarts the server with arguments that win over its configuration; the server is one of
+// newServerWithArguments.
+func arguments(args string) func(*world) {
+	return func(w *world) {
+		w.t.Helper()
+		if err := os.WriteFile(filepath.Join(w.server.Dir(), "arguments"), []byte(args), 0o644); err != nil {
+			w.t.Fatal(err)
+		}
+		w.restart()
+	}
+}
+
 func (w *world) reload(restart bool) {
 	if restart {
 		w.restart()
@@ -129,6 +143,13 @@ var settingFaults = []fault{
 	{name: "are none", check: "free-senders", level: doctor.Problem, says: "0 of 0 WAL senders", seed: set("max_wal_senders", "0", true)},
 	{name: "is off", check: "commit-timestamps", level: doctor.Warning, says: "track_commit_timestamp is off", seed: set("track_commit_timestamp", "off", true)},
 	{name: "is off", check: "track-activities", level: doctor.Warning, says: "track_activities is off", seed: set("track_activities", "off", false)},
+	{name: "is off for all roles", check: "track-activities", level: doctor.Warning, says: "track_activities is off",
+		seed: func(w *world) {
+			w.t.Cleanup(func() { execute(w.t, w.server.DSN("postgres"), "ALTER ROLE ALL RESET track_activities") })
+			execute(w.t, w.server.DSN("postgres"), "ALTER ROLE ALL SET track_activities = off")
+		}},
+	{name: "is off on the command line", check: "track-activities", level: doctor.Warning, says: "track_activities is off",
+		seed: arguments("-c track_activities=off"), do: arguments("")},
 	{name: "is not set", check: "wal-keep-size", level: doctor.Warning, says: "is not set", seed: set("max_slot_wal_keep_size", "-1", false)},
 	{name: "is too small for the WAL that is written", check: "wal-keep-size", level: doctor.Warning, says: "max_slot_wal_keep_size is 16 MB, and ",
 		seed: then(set("max_slot_wal_keep_size", "'16MB'", false), run("SELECT pg_logical_emit_message(false, 'junk', repeat('x', 10000000))"))},
@@ -151,6 +172,9 @@ var relayFaults = []fault{
 		seed: func(w *world) {
 			w.db.Exec("ALTER ROLE " + w.role("") + " IN DATABASE " + w.db.Name + " SET track_activities = off")
 		}},
+	{name: "is off in the connection string", check: "track-activities", level: doctor.Warning, says: "track_activities is off",
+		seed: func(w *world) { w.options.DatabaseURL += "&options=-c%20track_activities%3Doff" },
+		do:   func(w *world) { w.options.DatabaseURL = w.db.DSN }},
 	{name: "is longer than drain", check: "handler-timeout", level: doctor.Warning, says: "longer than drain",
 		seed: func(w *world) { w.options.Subscribers[0].Timeout = 30 * time.Second }, do: func(w *world) { w.options.Drain = time.Minute }},
 	{name: "is longer than stall_after", check: "handler-timeout", level: doctor.Warning, says: "longer than stall_after",

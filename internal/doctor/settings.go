@@ -40,10 +40,15 @@ func (s *setting) number() int64 {
 // superuser is who changes a setting.
 const superuser = "a superuser; at a managed service, in its parameters"
 
-// set changes a setting where it was set: what a role, a database or the command line says wins over the
-// configuration.
+// set changes a setting where it was set: what a role, a database, a connection or the command line says wins
+// over the configuration.
+// (PostgreSQL manual, "pg_settings"; the words of source are those of GucSource_Names in its guc_tables.c)
 func (e *exam) set(s *setting, value string) *Mend {
 	switch s.source {
+	case "client":
+		return &Mend{Do: fmt.Sprintf("database_url (WALPOST_DATABASE_URL) or PGOPTIONS sets %s for the sessions of walpost, which wins over everything: take it out there", s.name)}
+	case "global":
+		return &Mend{As: superuser, SQL: []string{"ALTER ROLE ALL RESET " + s.name}}
 	case "user":
 		return &Mend{As: superuser, SQL: []string{"ALTER ROLE " + quote(e.role) + " RESET " + s.name}}
 	case "database":

@@ -2,8 +2,12 @@ package doctor_test
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
+	"maps"
 	"net/url"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -37,6 +41,45 @@ type world struct {
 	server  *pgserver.Server
 	db      *testdb.DB
 	options doctor.Options
+}
+
+// newServerWithArguments returns a sound server whose postgres gets what stands in a file "arguments" of its folder.
+func newServerWithArguments(t *testing.T) *pgserver.Server {
+	t.Helper()
+	bin, err := pgserver.Find()
+	if err != nil {
+		t.Fatal(err)
+	}
+	here := publicDir(t)
+	if err := os.Symlink(filepath.Join(bin, "initdb"), filepath.Join(here, "initdb")); err != nil {
+		t.Fatal(err)
+	}
+	script := fmt.Sprintf("#!/bin/sh\nexec '%s' \"$@\" $(cat arguments)\n", filepath.Join(bin, "postgres"))
+	if err := os.WriteFile(filepath.Join(here, "postgres"), []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	settings := maps.Clone(sound)
+	maps.Copy(settings, map[string]string{"max_replication_slots": "100", "max_wal_senders": "100", "fsync": "off"})
+	server, err := pgserver.Start(t.Context(), pgserver.Options{Bin: here, Settings: settings})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := server.Stop(context.WithoutCancel(t.Context())); err != nil {
+			t.Error(err)
+		}
+	})
+	return server
+}
+
+// publicDir is a temporary folder that the server's user can enter.
+func publicDir(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.Chmod(filepath.Dir(dir), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return dir
 }
 
 func newWorld(t *testing.T, server *pgserver.Server) *world {
