@@ -128,28 +128,24 @@ func TestDoctor_reachesAServerByIPv6(t *testing.T) {
 	}
 }
 
-// A standby is told from a primary, and every check that can be made there is.
-func TestDoctor_knowsAStandby(t *testing.T) {
+// A standby is told from a primary, and every check that can be made there is. Either way that is printed leads
+// away from it: the primary's address, or both with target_session_attrs.
+func TestPrimary_isFoundAsPrinted(t *testing.T) {
 	t.Parallel()
-	server := testdb.NewServer(t, sound)
-	w := newWorld(t, server)
+	primary := testdb.NewServer(t, sound)
+	w := newWorld(t, primary)
 	before := w.options
 	before.StandbyURL = before.DatabaseURL
 	if found := find(doctor.Run(t.Context(), before), "standby-sync"); found.Level != doctor.Problem || !strings.Contains(found.Finding, "is no standby") {
 		t.Errorf("a primary as --standby: the doctor says%s", describe([]doctor.Finding{found}))
 	}
-	if err := server.Kill(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(server.Dir(), "data", "standby.signal"), nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if err := server.StartAgain(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	w.options.StandbyURL = w.options.DatabaseURL
+	standby := testdb.NewStandby(t, primary, sound) // a copy, with the database
+	w.db.Pool.Reset()
+	here, there := fmt.Sprintf("127.0.0.1:%d", primary.Port()), fmt.Sprintf("127.0.0.1:%d", standby.Port())
+	reached := func(hosts string) string { return strings.Replace(w.db.DSN, here, hosts, 1) }
+	w.options.DatabaseURL, w.options.StandbyURL = reached(there), reached(there)
 	report := doctor.Run(t.Context(), w.options)
-	if f := find(report, "primary"); f.Level != doctor.Problem || f.Mend == nil {
+	if f := find(report, "primary"); f.Level != doctor.Problem || f.Mend == nil || !strings.Contains(f.Mend.Do, "target_session_attrs=read-write") {
 		t.Errorf("the doctor says%s", describe(report.Findings))
 	}
 	for _, f := range report.Findings {
@@ -157,10 +153,13 @@ func TestDoctor_knowsAStandby(t *testing.T) {
 			t.Errorf("on a standby the doctor says%s", describe([]doctor.Finding{f}))
 		}
 	}
-	execute(t, server.DSN("postgres"), "SELECT pg_promote()")
-	w.options.StandbyURL = ""
-	if found := w.examine("primary"); found[0].Level != doctor.OK {
-		t.Errorf("after the promotion the doctor says%s", describe(found))
+	for _, mended := range []string{w.db.DSN, reached(there+","+here) + "&target_session_attrs=read-write"} {
+		w.options.DatabaseURL = mended
+		for _, check := range []string{"connection", "primary", "replication-connection"} {
+			if found := w.examine(check); found[0].Level != doctor.OK {
+				t.Errorf("the doctor says%s", describe(found))
+			}
+		}
 	}
 }
 
@@ -269,28 +268,97 @@ func TestDoctor_saysWhatItCannotSee(t *testing.T) {
 	}
 }
 
-// pg_hba.conf may let a role in to the database, and refuse it where it wants to replicate.
+// What keeps a replication connection away, one after the other on one server, and each mended as printed.
 func TestReplicationConnection_isRefusedByWords(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, testdb.NewServer(t, map[string]string{"max_wal_senders": "1"}))
+	server := testdb.NewServer(t, map[string]string{"max_wal_senders": "1"})
+	db := testdb.On(t, server)
+
+	t.Run("the only sender is in use", func(t *testing.T) {
+		w := newWorldOn(t, server, db)
+		w.holdSender()
+		if found := w.examine("replication-connection"); found[0].Level != doctor.Problem || !strings.Contains(found[0].Mend.Do, "raise max_wal_senders") {
+			t.Errorf("the doctor says%s", describe(found))
+		}
+		found := w.examine("free-senders")
+		if found[0].Level != doctor.Problem || found[0].Mend == nil {
+			t.Fatalf("the doctor says%s", describe(found))
+		}
+		w.mend(found)
+		w.holdSender() // the restart has ended the other one
+		for _, check := range []string{"free-senders", "replication-connection"} {
+			if found := w.examine(check); found[0].Level != doctor.OK {
+				t.Errorf("with more senders the doctor says%s", describe(found))
+			}
+		}
+	})
+
+	t.Run("the role may not replicate", func(t *testing.T) {
+		w := newWorldOn(t, server, db)
+		role := w.role("")
+		if found := w.examine("replication-connection"); found[0].Level != doctor.Problem || !strings.Contains(found[0].Finding, role) || found[0].Mend.Do != "see the check rights" {
+			t.Errorf("the doctor says%s", describe(found))
+		}
+		w.mend(w.examine("rights"))
+		if found := w.examine("replication-connection"); found[0].Level != doctor.OK {
+			t.Errorf("with what the check rights printed the doctor says%s", describe(found))
+		}
+	})
+
+	// Two servers that are no copies of each other, each with a database of the name.
+	t.Run("it leads to another server", func(t *testing.T) {
+		w := newWorldOn(t, nil, testdb.New(t))
+		execute(t, server.DSN("postgres"), "CREATE DATABASE "+w.db.Name)
+		w.options.ReplicationURL = server.DSN(w.db.Name)
+		found := w.examine("replication-connection")
+		if found[0].Level != doctor.Problem || !strings.Contains(found[0].Mend.Do, "lead both to the same database of the same server") {
+			t.Errorf("the doctor says%s", describe(found))
+		}
+		w.options.ReplicationURL = w.db.DSN
+		if found := w.examine("replication-connection"); found[0].Level != doctor.OK {
+			t.Errorf("of the same server the doctor says%s", describe(found))
+		}
+	})
+
+	// A line of pg_hba.conf for "replication" lets no logical stream in; one for the database does.
+	t.Run("pg_hba.conf has no line for it", func(t *testing.T) {
+		w := newWorldOn(t, server, db)
+		w.db.Exec("CREATE ROLE streaming LOGIN REPLICATION PASSWORD 'secret'")
+		w.options.ReplicationURL = "postgres://streaming:secret" + w.db.DSN[strings.Index(w.db.DSN, "@"):]
+		admit := func(line string) {
+			t.Helper()
+			lines := "host all postgres 127.0.0.1/32 scram-sha-256\n" + line + "\n"
+			if err := os.WriteFile(filepath.Join(server.Dir(), "data", "pg_hba.conf"), []byte(lines), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			execute(t, server.DSN("postgres"), "SELECT pg_reload_conf()")
+		}
+		admit("host replication streaming 127.0.0.1/32 scram-sha-256")
+		refused := func(found []doctor.Finding) bool { return found[0].Level == doctor.Problem }
+		want := fmt.Sprintf("lets role %q in by pg_hba.conf: a line for database %q", "streaming", w.db.Name)
+		if found := w.examineUntil("replication-connection", refused); !refused(found) || !strings.Contains(found[0].Mend.Do, want) {
+			t.Fatalf("want %q, the doctor says%s", want, describe(found))
+		}
+		admit("host " + w.db.Name + " streaming 127.0.0.1/32 scram-sha-256")
+		fine := func(found []doctor.Finding) bool { return found[0].Level == doctor.OK }
+		if found := w.examineUntil("replication-connection", fine); !fine(found) {
+			t.Errorf("with that line the doctor says%s", describe(found))
+		}
+	})
+}
+
+// holdSender opens a replication connection that stays until the test ends.
+func (w *world) holdSender() {
+	w.t.Helper()
 	config, err := postgres.ReplicationConfig(w.db.DSN)
 	if err != nil {
-		t.Fatal(err)
+		w.t.Fatal(err)
 	}
-	conn, err := pgconn.ConnectConfig(t.Context(), config)
+	conn, err := pgconn.ConnectConfig(w.t.Context(), config)
 	if err != nil {
-		t.Fatal(err)
+		w.t.Fatal(err)
 	}
-	for _, check := range []string{"free-senders", "replication-connection"} {
-		if found := w.examine(check); found[0].Level != doctor.Problem || found[0].Mend == nil {
-			t.Errorf("with the only sender in use the doctor says%s", describe(found))
-		}
-	}
-	conn.Close(t.Context())
-	role := w.role("")
-	if found := w.examine("replication-connection"); found[0].Level != doctor.Problem || !strings.Contains(found[0].Finding, role) {
-		t.Errorf("without the right the doctor says%s", describe(found))
-	}
+	w.t.Cleanup(func() { conn.Close(context.WithoutCancel(w.t.Context())) })
 }
 
 // What depends on versions that are not at hand everywhere.

@@ -1,9 +1,13 @@
 package doctor_test
 
 import (
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -31,9 +35,73 @@ type fault struct {
 	from int64
 }
 
+var (
+	databaseFaults = slices.Concat(relayFaults, rightFaults, publicationFaults, sourceFaults, slotFaults)
+	serverFaults   = slices.Concat(settingFaults, walFaults)
+)
+
+// elsewhere are the checks whose fault, or what mends it, takes more than one server.
+var elsewhere = map[string]string{
+	"version":      "TestOutside_aServerThatIsTooOldIsToldAndANewerOneMendsIt",
+	"primary":      "TestPrimary_isFoundAsPrinted",
+	"clock":        "TestOutside_aClockThatIsOffIsToldAndNTPMendsIt",
+	"standby-sync": "TestStandbySync_isFineOnceTheStandbyCopiesTheSlot",
+}
+
+// A new check comes with a fault that is made on a real server, and with a proof that what it prints mends it.
+func TestChecks_eachHaveAFaultThatIsMended(t *testing.T) {
+	tried := map[string]bool{}
+	for _, f := range slices.Concat(databaseFaults, serverFaults) {
+		tried[f.check] = true
+	}
+	tests := sources(t)
+	for check, name := range elsewhere {
+		body := tests[name]
+		if !strings.Contains(body, strconv.Quote(check)) {
+			t.Errorf("%s is no test that examines %q", name, check)
+		}
+		tried[check] = true
+	}
+	for _, check := range doctor.Checks() {
+		if !tried[check] {
+			t.Errorf("no test makes the fault that %s looks for", check)
+		}
+		delete(tried, check)
+	}
+	for check := range tried {
+		t.Errorf("there is no check %s", check)
+	}
+}
+
+// sources are the functions of this package's tests, whatever their build tags.
+func sources(t *testing.T) map[string]string {
+	t.Helper()
+	files, err := filepath.Glob("*_test.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := map[string]string{}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		parsed, err := parser.ParseFile(token.NewFileSet(), file, text, parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, declaration := range parsed.Decls {
+			if f, is := declaration.(*ast.FuncDecl); is {
+				found[f.Name.Name] = string(text[f.Pos()-1 : f.End()-1])
+			}
+		}
+	}
+	return found
+}
+
 func TestDoctor_findsEachFaultOfADatabaseAndWhatItPrintsMendsIt(t *testing.T) {
 	t.Parallel()
-	for _, f := range slices.Concat(relayFaults, rightFaults, publicationFaults, sourceFaults, slotFaults) {
+	for _, f := range databaseFaults {
 		t.Run(f.check+" "+f.name, func(t *testing.T) {
 			t.Parallel()
 			f.try(newWorldOn(t, nil, testdb.New(t)))
@@ -132,6 +200,18 @@ func (w *world) reload(restart bool) {
 }
 
 var settingFaults = []fault{
+	{name: "is down", check: "connection", level: doctor.Problem, says: "connect",
+		seed: func(w *world) {
+			if err := w.server.Kill(w.t.Context()); err != nil {
+				w.t.Fatal(err)
+			}
+		},
+		do: func(w *world) {
+			if err := w.server.StartAgain(w.t.Context()); err != nil {
+				w.t.Fatal(err)
+			}
+			w.db.Pool.Reset()
+		}},
 	{name: "is replica", check: "wal-level", level: doctor.Problem, says: `"replica"`, seed: set("wal_level", "replica", true)},
 	{name: "is set and waits for a restart", check: "wal-level", level: doctor.Problem, says: `"replica"`,
 		seed: then(set("wal_level", "replica", true), run("ALTER SYSTEM SET wal_level = 'logical'", "SELECT pg_reload_conf()")), do: func(*world) {}},
@@ -232,6 +312,8 @@ var publicationFaults = []fault{
 		seed: run("CREATE PUBLICATION walpost FOR ALL TABLES WITH (publish = 'insert')")},
 	{name: "are those of a schema", check: "publication-tables", level: doctor.Problem, says: "all tables of schema public", from: 15,
 		seed: run("CREATE PUBLICATION walpost FOR TABLES IN SCHEMA public WITH (publish = 'insert')")},
+	{name: "are all, and there is a slot", check: "publication-tables", level: doctor.Problem, says: "has all tables",
+		seed: then((*world).relay, run("DROP PUBLICATION walpost", "CREATE PUBLICATION walpost FOR ALL TABLES WITH (publish = 'insert')")), do: (*world).relay},
 	{name: "lack inserts", check: "publication-operations", level: doctor.Problem, says: "does not publish inserts",
 		seed: run("CREATE PUBLICATION walpost FOR TABLE outbox WITH (publish = 'update')")},
 	{name: "are all", check: "publication-operations", level: doctor.Warning, says: "more than inserts",
@@ -277,6 +359,8 @@ var sourceFaults = []fault{
 		}},
 	{name: "is missing beside another publication", check: "replica-identity", level: doctor.Problem, says: "updates of it are published by everything",
 		seed: run("ALTER TABLE outbox DROP CONSTRAINT outbox_pkey", "CREATE PUBLICATION everything FOR ALL TABLES")},
+	{name: "is missing beside a publication of the schema", check: "replica-identity", level: doctor.Problem, says: "updates of it are published by everything", from: 15,
+		seed: run("ALTER TABLE outbox DROP CONSTRAINT outbox_pkey", "CREATE PUBLICATION everything FOR TABLES IN SCHEMA public")},
 	{name: "is missing in a partition", check: "replica-identity", level: doctor.Problem, says: "public.outbox_all has no replica identity",
 		seed: then(partitioned, run("ALTER TABLE outbox_all REPLICA IDENTITY NOTHING", "CREATE PUBLICATION other FOR TABLE outbox"))},
 	{name: "is full of dead rows", check: "table-bloat", level: doctor.Warning, says: "dead rows",
@@ -298,7 +382,20 @@ var slotFaults = []fault{
 		do: (*world).relay},
 	{name: "is somebody's", check: "slot", level: doctor.Warning, says: "walpost did not make it", seed: func(w *world) { w.slot(w.db.Name, "pgoutput") },
 		do: func(w *world) { w.options.Slot += "_2" }},
-	{name: "is somebody else", check: "slot-reader", level: doctor.Problem, says: `another program reads the slot: "thief"`, seed: steal, do: func(*world) {}},
+	{name: "is of another database", check: "slot", level: doctor.Problem, says: "belongs to database", seed: func(w *world) {
+		other := newWorldOn(w.t, nil, testdb.New(w.t))
+		other.slot(other.db.Name, "pgoutput")
+		w.options.Slot = other.db.Name
+	}, do: func(w *world) { w.options.Slot = w.db.Name }},
+	{name: "is temporary", check: "slot", level: doctor.Problem, says: "is temporary and belongs to another session", seed: func(w *world) {
+		if _, err := w.connect().Exec(w.t.Context(), "SELECT pg_create_logical_replication_slot($1, 'pgoutput', true)", w.db.Name); err != nil {
+			w.t.Fatal(err)
+		}
+	}, do: func(w *world) { w.options.Slot += "_2" }},
+	{name: "is somebody else", check: "slot-reader", level: doctor.Problem, says: `another program reads the slot: "thief"`, seed: steal("thief"), do: func(*world) {}},
+	{name: "is somebody else without a name", check: "slot-reader", level: doctor.Problem, says: "another program reads the slot: without a name", seed: steal(""), do: func(*world) {}},
+	{name: "is somebody else for a role that may little", check: "slot-reader", level: doctor.Problem, says: `"thief"`,
+		seed: then(steal("thief"), func(w *world) { w.role("") }), do: func(*world) {}},
 	{name: "was moved by hand", check: "slot-moved", level: doctor.Problem, says: "somebody else has moved",
 		seed: then((*world).relay, func(w *world) { w.wal(2) }, run("SELECT pg_replication_slot_advance('{db}', pg_current_wal_lsn())")), do: (*world).relay},
 	{name: "is another one", check: "same-server", level: doctor.Problem, says: "the slot was read from server 42, timeline 1",
@@ -311,6 +408,8 @@ var slotFaults = []fault{
 
 // walFaults are of slots, and of what the whole server keeps for them.
 var walFaults = []fault{
+	{name: "has been promoted", check: "same-server", level: doctor.Problem, says: "timeline 2",
+		seed: then((*world).relay, promoted), do: (*world).relay},
 	{name: "is lost", check: "slot", level: doctor.Problem, says: "is lost",
 		seed: then((*world).relay, lose), do: (*world).relay},
 	{name: "is near", check: "slot-danger", level: doctor.Warning, says: "is lost when",
@@ -334,9 +433,23 @@ var walFaults = []fault{
 	{name: "is old", check: "catalog-xmin", level: doctor.Warning, says: "keeps rows of the catalogue alive",
 		seed: func(w *world) {
 			w.slot(w.db.Name+"_old", "pgoutput")
-			w.db.Exec(`CREATE PROCEDURE burn() LANGUAGE plpgsql AS $$ BEGIN FOR i IN 1..50100 LOOP PERFORM pg_current_xact_id(); COMMIT; END LOOP; END $$`)
-			w.db.Exec(`CALL burn()`, pgx.QueryExecModeSimpleProtocol)
+			burn(w)
 		}},
+	{name: "is old in the relay's own slot", check: "catalog-xmin", level: doctor.Warning, says: "keeps rows of the catalogue alive",
+		seed: then((*world).relay, burn), do: func(w *world) {
+			w.await("the relay has caught up", func() bool {
+				// The server lets go with what it writes of running transactions, now and then, and with the confirm after that.
+				run("CHECKPOINT", "INSERT INTO outbox (event_id, event_type, payload) SELECT 'n' || count(*), 'x', '{}' FROM outbox")(w)
+				w.relay()
+				return w.examine("catalog-xmin")[0].Level == doctor.OK
+			})
+		}},
+}
+
+// burn uses up as many transactions as a server of months.
+func burn(w *world) {
+	w.db.Exec(`CREATE PROCEDURE burn() LANGUAGE plpgsql AS $$ BEGIN FOR i IN 1..50100 LOOP PERFORM pg_current_xact_id(); COMMIT; END LOOP; END $$`)
+	w.db.Exec(`CALL burn()`, pgx.QueryExecModeSimpleProtocol)
 }
 
 // lose lets the server give up the slot.
@@ -350,22 +463,34 @@ func lose(w *world) {
 }
 
 // steal reads the slot under another name.
-func steal(w *world) {
-	w.relay()
-	config, err := postgres.ReplicationConfig(w.db.DSN)
-	if err != nil {
+func steal(name string) func(*world) {
+	return func(w *world) {
+		w.relay()
+		config, err := postgres.ReplicationConfig(w.db.DSN)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		config.RuntimeParams["application_name"] = name
+		conn, err := pgconn.ConnectConfig(w.t.Context(), config)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		w.t.Cleanup(func() { conn.Close(w.t.Context()) })
+		if err := pglogrepl.StartReplication(w.t.Context(), conn, w.db.Name, 0, pglogrepl.StartReplicationOptions{
+			PluginArgs: []string{"proto_version '1'", "publication_names 'walpost'"}}); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+}
+
+// promoted lets the server go on with a new timeline, as after a failover.
+func promoted(w *world) {
+	w.t.Helper()
+	if err := w.server.Kill(w.t.Context()); err != nil {
 		w.t.Fatal(err)
 	}
-	config.RuntimeParams["application_name"] = "thief"
-	conn, err := pgconn.ConnectConfig(w.t.Context(), config)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	w.t.Cleanup(func() { conn.Close(w.t.Context()) })
-	if err := pglogrepl.StartReplication(w.t.Context(), conn, w.db.Name, 0, pglogrepl.StartReplicationOptions{
-		PluginArgs: []string{"proto_version '1'", "publication_names 'walpost'"}}); err != nil {
-		w.t.Fatal(err)
-	}
+	testdb.Promote(w.t, w.server, true)
+	w.db.Pool.Reset()
 }
 
 func (w *world) connect() *pgx.Conn {

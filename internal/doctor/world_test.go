@@ -122,6 +122,7 @@ func (w *world) relay() {
 		Window: ack.Window{Events: 100, Bytes: 1 << 20}, MaxEvent: 1 << 20, WALBudget: relay.Auto, Drain: time.Second,
 		Registry: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler),
 	})
+	table := pgx.Identifier{w.options.Sources[0].Schema, w.options.Sources[0].Table}.Sanitize()
 	ctx, stop := context.WithCancel(w.t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- r.Run(ctx) }()
@@ -134,7 +135,7 @@ func (w *world) relay() {
 		}
 		return r.Health().State == relay.Streaming &&
 			w.db.Int(`SELECT count(*) FROM walpost.slots WHERE slot = $1 AND state = 'ready'`, w.options.Slot) == 1 &&
-			w.db.Int(`SELECT count(*) FROM outbox WHERE published_at IS NULL`) == 0
+			w.db.Int(`SELECT count(*) FROM `+table+` WHERE published_at IS NULL`) == 0
 	})
 	stop()
 	if err := <-ended; err != nil {
@@ -160,9 +161,14 @@ func (w *world) wal(segments int) {
 // role makes a role of its own and lets the doctor be it.
 func (w *world) role(attributes string) string {
 	w.t.Helper()
-	name := w.db.Name + "_role"
-	w.db.Exec("CREATE ROLE " + name + " LOGIN PASSWORD 'secret' " + attributes)
-	w.t.Cleanup(func() { w.db.Exec("DROP OWNED BY " + name + "; DROP ROLE " + name) })
+	return w.roleNamed(w.db.Name+"_role", attributes)
+}
+
+func (w *world) roleNamed(name, attributes string) string {
+	w.t.Helper()
+	quoted := pgx.Identifier{name}.Sanitize()
+	w.db.Exec("CREATE ROLE " + quoted + " LOGIN PASSWORD 'secret' " + attributes)
+	w.t.Cleanup(func() { w.db.Exec("DROP OWNED BY " + quoted + "; DROP ROLE " + quoted) })
 	u, err := url.Parse(w.db.DSN)
 	if err != nil {
 		w.t.Fatal(err)
