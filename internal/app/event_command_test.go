@@ -88,6 +88,23 @@ func TestStatus_showsAnOutageFromItsBeginning(t *testing.T) {
 	d.says("status", "nobody reads the slot")
 }
 
+// WAL that others write is confirmed in large steps, and nobody is behind for it.
+func TestStatus_putsNobodyBehindForTheWALOfOthers(t *testing.T) {
+	d := newDeskTest(t)
+	relay, url := d.relay()
+	d.env["WALPOST_OPS_URL"] = url
+	const foreign = 2 << 20
+	var status ops.Status
+	waitFor(t, "a relay that has read on and has not confirmed", func() bool {
+		if d.read("status", &status); status.Slot.LagBytes < foreign {
+			d.Exec(`SELECT pg_logical_emit_message(false, 'others', repeat('x', $1))`, foreign)
+			return false
+		}
+		return status.Slot.LagBytes-status.Subscribers[0].LagBytes > foreign/2
+	})
+	d.stop(relay)
+}
+
 func TestMain_takesWhatPeopleTryFirst(t *testing.T) {
 	t.Chdir(t.TempDir())
 	for args, says := range map[string]string{

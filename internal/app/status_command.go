@@ -18,7 +18,7 @@ type statusCommand struct {
 }
 
 func (statusCommand) Help() string {
-	return `Reads the database, so it answers with the relay up or down, and asks the running relay at its ops address what it has in memory. FINISHED is the commit up to which a subscriber has everything, as it was last written; BEHIND is WAL from the oldest delivery that waits, or else from what is finished, to the end; HOLDS is what of it the slot keeps for that debt.
+	return `Reads the database, so it answers with the relay up or down, and asks the running relay at its ops address what it has in memory. FINISHED is the commit up to which a subscriber has everything, as it was last written; BEHIND is WAL from the oldest delivery that waits, or else from what is finished or, where the relay answers and has nothing for it, was read, to the end; HOLDS is what of it the slot keeps for that debt.
 
   walpost status
   walpost status --json | jq '.slot.retained_bytes'
@@ -43,6 +43,8 @@ func (c statusCommand) Run(r *run) error {
 		}
 		if silent != nil {
 			progress = nil
+		} else {
+			status.Tell(*progress)
 		}
 		if c.JSON {
 			return writeJSON(r.Stdout, struct {

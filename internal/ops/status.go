@@ -7,6 +7,7 @@ import (
 
 	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/relay"
 	"github.com/backendstart/walpost/internal/wal"
 )
 
@@ -63,7 +64,8 @@ type Subscriber struct {
 	// FinishedLSN is the commit LSN of Finished, as Postgres writes it.
 	FinishedLSN string `json:"finished_lsn"`
 	// LagBytes is the WAL from its oldest waiting delivery, or else from what is finished or confirmed, to the
-	// end. Whoever has left has none.
+	// end; after Tell it begins, for one that has nothing to do, where the relay has read to. Whoever has left has
+	// none.
 	LagBytes int64 `json:"lag_bytes"`
 	// HoldingWALBytes is the WAL that the slot keeps for its debt.
 	HoldingWALBytes int64 `json:"holding_wal_bytes"`
@@ -112,6 +114,31 @@ func (d *Desk) Status(ctx context.Context) (Status, error) {
 		s.Subscribers = append(s.Subscribers, subscriberOf(row, slot, epoch))
 	}
 	return s, nil
+}
+
+// Tell takes in what the running relay of the slot has in memory. While nothing is committed for it, a relay writes
+// nothing, and confirms what others write to the WAL in large steps; so only the relay knows that it has seen more, and
+// that none of it was for a subscriber.
+func (s *Status) Tell(p relay.Progress) {
+	confirmed, err := event.ParseLSN(s.Slot.Confirmed)
+	if err != nil || p.State != relay.Streaming {
+		return
+	}
+	end := confirmed + event.LSN(s.Slot.LagBytes)
+	seen, err := event.ParseLSN(p.ReceivedLSN)
+	if err != nil {
+		return
+	}
+	idle := map[string]bool{}
+	for _, sub := range p.Subscribers {
+		idle[sub.Name] = sub.Open == 0 && !sub.InDebt && sub.KeysInDebt == 0
+	}
+	for i := range s.Subscribers {
+		sub := &s.Subscribers[i]
+		if sub.State == Live && sub.Waiting.Deliveries == 0 && idle[sub.Name] {
+			sub.LagBytes = min(sub.LagBytes, int64(end-min(seen, end)))
+		}
+	}
 }
 
 func subscriberOf(row debt.SubscriberRow, slot *wal.Slot, epoch int32) Subscriber {

@@ -36,9 +36,16 @@ func (s *Server) routeDesk() {
 		s.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) { s.serveDesk(w, r, answer) })
 	}
 	desk := s.options.Desk
-	route("GET /v1/status", func(ctx context.Context, _ *http.Request) (any, error) { return desk.Status(ctx) })
-	route("GET /v1/subscribers", func(ctx context.Context, _ *http.Request) (any, error) {
+	told := func(ctx context.Context) (Status, error) {
 		status, err := desk.Status(ctx)
+		if err == nil {
+			status.Tell(s.options.Relay.Progress())
+		}
+		return status, err
+	}
+	route("GET /v1/status", func(ctx context.Context, _ *http.Request) (any, error) { return told(ctx) })
+	route("GET /v1/subscribers", func(ctx context.Context, _ *http.Request) (any, error) {
+		status, err := told(ctx)
 		return map[string]any{"subscribers": status.Subscribers}, err
 	})
 	route("POST /v1/subscribers/{name}/pause", changeState(desk.Pause, Paused))
