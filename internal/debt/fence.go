@@ -52,7 +52,8 @@ func (f *Fence) Term() int64 {
 const whereSQL = `(SELECT system_identifier::text FROM pg_catalog.pg_control_system()) || '/' ||
 	pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 8)`
 
-// Lead begins a leadership. The caller must have the slot: nobody else can be streaming it.
+// Lead begins a leadership. The caller must have the lock of the slot (wal.Conn.Lock): nobody else is making,
+// repairing or reading it. It waits for the transactions that hold the last leadership.
 func (f *Fence) Lead(ctx context.Context, pool *pgxpool.Pool, holder string) error {
 	var term int64
 	var where, known string
@@ -79,6 +80,14 @@ func (f *Fence) Recorded(confirmed event.LSN) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.known = max(f.known, confirmed)
+}
+
+// Restart tells that the record in walpost.slots was written anew, and from where the slot begins: this may be
+// lower than what was known, and is no sign that the database has gone back.
+func (f *Fence) Restart(confirmed event.LSN) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.known = confirmed
 }
 
 // Check returns ErrFenced if somebody else has led since Lead, and ErrChanged if this is another database.

@@ -85,13 +85,18 @@ func ConnConfig(dsn string) (*pgx.ConnConfig, error) {
 // the server, the database, the role or the connection string say. The first group decides how column
 // values look as text in the stream, so that the same row has the same bytes in every session;
 // client_min_messages lets the warning through with which Postgres 18 skips a missing publication, and
-// wal_sender_timeout frees the slot soon after the network was cut.
+// wal_sender_timeout frees the slot soon after the network was cut; the keepalives do it for a session that does
+// not stream yet, in about the same time.
 // (PostgreSQL manual, "Streaming Replication Protocol" and "Client Connection Defaults")
 func ReplicationParams() map[string]string {
 	params := map[string]string{
 		"client_min_messages": "warning",
 		"wal_sender_timeout":  "10s",
 		"statement_timeout":   "0",
+
+		"tcp_keepalives_idle":     "5",
+		"tcp_keepalives_interval": "2",
+		"tcp_keepalives_count":    "3",
 	}
 	for _, pin := range pins {
 		params[pin.name] = pin.value

@@ -66,18 +66,14 @@ func loadRecord(ctx context.Context, pool *pgxpool.Pool, slot string) (*record, 
 // The debt comes from the snapshot that belongs to the slot's first position: nothing is missing between
 // the debt and the stream, and nothing is in both. (POSTGRES §5, A)
 func (r *Relay) makeSlot(ctx context.Context, s *session, fix *repair) (rows int64, err error) {
-	_, err = r.Pool.Exec(ctx, `
-		INSERT INTO walpost.slots (slot, system_id, timeline, epoch, fingerprint, state)
-		VALUES ($1, $2, $3, $4, $5, 'creating')
-		ON CONFLICT (slot) DO UPDATE SET system_id = excluded.system_id, timeline = excluded.timeline,
-		    epoch = excluded.epoch, fingerprint = excluded.fingerprint, state = 'creating',
-		    confirmed = '0/0', ours = true, updated_at = now()`,
-		r.Slot, s.system.ID, s.system.Timeline, s.epoch, s.fingerprint)
-	if err != nil {
-		return 0, fmt.Errorf("record that slot %q is being made: %w", r.Slot, err)
-	}
-	if err := r.discard(ctx, s.slot); err != nil {
+	if err := r.begin(ctx, s); err != nil {
 		return 0, err
+	}
+	if s.slot != nil { // one of ours that is lost, or that a creation which broke off has left
+		r.Log.Info("dropping the slot", "slot", r.Slot, "wal_status", s.slot.WALStatus)
+		if err := s.conn.Drop(ctx, r.Slot); err != nil {
+			return 0, err
+		}
 	}
 	ended := make(chan struct{})
 	go r.sayWhoIsWaitedFor(ctx, "creating the slot", ended)
@@ -90,25 +86,22 @@ func (r *Relay) makeSlot(ctx context.Context, s *session, fix *repair) (rows int
 	s.confirmed = created.ConsistentPoint
 	after := make([]event.Position, len(r.Subscriptions))
 	begun := time.Now()
-	err = postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) error {
+	rows, err = r.ready(ctx, s, fix, func(tx pgx.Tx) (int64, error) {
 		fresh, err := r.freshFromBeginning(ctx, tx)
 		if err != nil {
-			return err
+			return 0, err
 		}
 		if len(fresh) > 0 { // before rows are marked that nobody wants
 			_, err := r.recordRows(ctx, tx, s, recording{snapshot: created.Snapshot, from: created.ConsistentPoint, retained: true, meant: func(i int) bool { return fresh[i] }})
 			if err != nil {
-				return err
+				return 0, err
 			}
 		}
-		rows, err = r.recordRows(ctx, tx, s, recording{snapshot: created.Snapshot, from: created.ConsistentPoint, repair: fix != nil, meant: func(i int) bool { return !fresh[i] }})
+		rows, err := r.recordRows(ctx, tx, s, recording{snapshot: created.Snapshot, from: created.ConsistentPoint, repair: fix != nil, meant: func(i int) bool { return !fresh[i] }})
 		if err != nil {
-			return err
+			return 0, err
 		}
-		if err := r.savePositionsTx(ctx, tx, s, after); err != nil {
-			return err
-		}
-		return r.ready(ctx, tx, s, fix, rows)
+		return rows, r.savePositionsTx(ctx, tx, s, after)
 	})
 	if err != nil {
 		return rows, fmt.Errorf("record the rows that waited before slot %q: %w", r.Slot, err)
@@ -120,9 +113,49 @@ func (r *Relay) makeSlot(ctx context.Context, s *session, fix *repair) (rows int
 	return rows, nil
 }
 
-// ready records, in the transaction that holds the debt, where the slot stands and what is published, and
-// why there was a repair.
-func (r *Relay) ready(ctx context.Context, tx pgx.Tx, s *session, fix *repair, rows int64) error {
+// begin records that the slot is being made.
+func (r *Relay) begin(ctx context.Context, s *session) error {
+	err := postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) error {
+		if err := r.fence.Hold(ctx, tx); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, `
+			INSERT INTO walpost.slots (slot, system_id, timeline, epoch, fingerprint, state)
+			VALUES ($1, $2, $3, $4, $5, 'creating')
+			ON CONFLICT (slot) DO UPDATE SET system_id = excluded.system_id, timeline = excluded.timeline,
+			    epoch = excluded.epoch, fingerprint = excluded.fingerprint, state = 'creating',
+			    confirmed = '0/0', ours = true, updated_at = now()`,
+			r.Slot, s.system.ID, s.system.Timeline, s.epoch, s.fingerprint)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("record that slot %q is being made: %w", r.Slot, err)
+	}
+	r.fence.Restart(0)
+	return nil
+}
+
+// ready makes rows a debt and records, in the same transaction, that the slot is ready. The transaction is part
+// of the leadership from its first statement on, so that the next leader waits for its end and does not begin the
+// same beside it.
+func (r *Relay) ready(ctx context.Context, s *session, fix *repair, record func(pgx.Tx) (rows int64, err error)) (rows int64, err error) {
+	err = postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) error {
+		if err := r.fence.Hold(ctx, tx); err != nil {
+			return err
+		}
+		if rows, err = record(tx); err != nil {
+			return err
+		}
+		return r.readyTx(ctx, tx, s, fix, rows)
+	})
+	if err == nil {
+		r.fence.Restart(s.confirmed)
+	}
+	return rows, err
+}
+
+// readyTx records where the slot stands and what is published, and why there was a repair.
+func (r *Relay) readyTx(ctx context.Context, tx pgx.Tx, s *session, fix *repair, rows int64) error {
 	_, err := tx.Exec(ctx, `
 		INSERT INTO walpost.slots (slot, system_id, timeline, epoch, fingerprint, confirmed, state, ours)
 		VALUES ($1, $2, $3, $4, $5, $6::text::pg_lsn, 'ready', false)
@@ -203,25 +236,6 @@ func (r *Relay) sayWhoIsWaitedFor(ctx context.Context, what string, ended <-chan
 		}
 		r.Log.Info(what+" waits for running transactions to end", "since", begun, "oldest", oldest)
 	}
-}
-
-// discard drops a slot of ours: one that is lost, or that a creation which broke off has left.
-func (r *Relay) discard(ctx context.Context, slot *wal.Slot) error {
-	if slot == nil {
-		return nil
-	}
-	if slot.Active {
-		// Still waiting to be made for a process that is gone.
-		if _, err := r.Pool.Exec(ctx, `SELECT pg_catalog.pg_terminate_backend($1)`, slot.ActivePID); err != nil {
-			return fmt.Errorf("end the session that was making slot %q: %w", r.Slot, err)
-		}
-		return fmt.Errorf("%w: ended pid %d, which was making it", wal.ErrSlotInUse, slot.ActivePID)
-	}
-	r.Log.Info("dropping the slot", "slot", r.Slot, "wal_status", slot.WALStatus)
-	if _, err := r.Pool.Exec(ctx, `SELECT pg_catalog.pg_drop_replication_slot($1)`, r.Slot); err != nil {
-		return fmt.Errorf("drop slot %q to make it anew: %w", r.Slot, err)
-	}
-	return nil
 }
 
 func quoteLiteral(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }

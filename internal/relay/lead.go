@@ -105,11 +105,47 @@ func (r *Relay) notified() {
 	}
 }
 
-// evict ends the session that reads the slot, if that is a relay which does not lead any more, or our own
-// last session, of which the server has not noticed yet that it is gone. Whoever else reads the slot is left
+// lock makes the session the only one that touches the slot, or returns wal.ErrSlotInUse.
+func (r *Relay) lock(ctx context.Context, conn *wal.Conn) error {
+	err := conn.Lock(ctx, r.Slot)
+	if !errors.Is(err, wal.ErrSlotInUse) {
+		return err
+	}
+	pid, lookErr := wal.LockHolder(ctx, r.Pool, r.Slot)
+	switch {
+	case lookErr != nil:
+		return lookErr
+	case pid == 0: // it has just ended
+	default:
+		if err := r.evict(ctx, pid); err != nil {
+			return err
+		}
+	}
+	return conn.Lock(ctx, r.Slot)
+}
+
+// lead begins a leadership of the session that has the lock, and reads what is recorded: nothing that an
+// earlier process has left on the server can change that any more.
+func (r *Relay) lead(ctx context.Context, s *session) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, statementLimit)
+	defer cancel()
+	if err := r.fence.Lead(ctx, r.Pool, r.holder()); err != nil {
+		return err
+	}
+	// The session that answers has not ended, so it had the lock all the time: what was taken is no leadership of
+	// somebody who has got the lock since.
+	if s.system, err = s.conn.Identify(ctx); err != nil {
+		return err
+	}
+	s.record, err = loadRecord(ctx, r.Pool, r.Slot)
+	return err
+}
+
+// evict ends the session that has the slot, if that is a relay which does not lead any more, or our own
+// last session, of which the server has not noticed yet that it is gone. Whoever else has the slot is left
 // alone.
-func (r *Relay) evict(ctx context.Context, slot *wal.Slot) error {
-	inUse := fmt.Errorf("%w: pid %d", wal.ErrSlotInUse, slot.ActivePID)
+func (r *Relay) evict(ctx context.Context, pid int) error {
+	inUse := fmt.Errorf("%w: pid %d", wal.ErrSlotInUse, pid)
 	if r.Lease == nil || !r.Lease.Valid() {
 		return inUse
 	}
@@ -117,28 +153,32 @@ func (r *Relay) evict(ctx context.Context, slot *wal.Slot) error {
 	var ended bool
 	err := r.Pool.QueryRow(ctx, `
 		SELECT application_name, application_name LIKE 'walpost/%' AND pg_catalog.pg_terminate_backend(pid)
-		FROM pg_catalog.pg_stat_activity WHERE pid = $1`, slot.ActivePID).Scan(&application, &ended)
+		FROM pg_catalog.pg_stat_activity WHERE pid = $1`, pid).Scan(&application, &ended)
 	if err != nil {
 		return inUse // it has ended by itself, or is nobody's that we may see
 	}
 	if !ended {
 		return fmt.Errorf("%w, application %q: that is no relay: end it, or choose another slot", inUse, application)
 	}
-	r.Log.Warn("ended the session that still read the slot", "slot", r.Slot, "pid", slot.ActivePID, "application", application)
-	for deadline := time.Now().Add(evictLimit); time.Now().Before(deadline); pause(ctx, 20*time.Millisecond) {
-		found, err := wal.FindSlot(ctx, r.Pool, r.Slot)
-		if err != nil {
-			return err
+	r.Log.Warn("ended the session that still had the slot", "slot", r.Slot, "pid", pid, "application", application)
+	_, err = r.awaitFree(ctx)
+	return err
+}
+
+// awaitFree looks the slot up until nobody has it. An ended session lets go of the lock a moment before.
+func (r *Relay) awaitFree(ctx context.Context) (*wal.Slot, error) {
+	for deadline := time.Now().Add(evictLimit); ; pause(ctx, 20*time.Millisecond) {
+		slot, err := wal.FindSlot(ctx, r.Pool, r.Slot)
+		if err != nil || slot == nil {
+			return nil, err
 		}
-		if found == nil {
-			return inUse // it went with the session
+		if !slot.Active {
+			return slot, slot.Check()
 		}
-		if !found.Active {
-			*slot = *found
-			return nil
+		if time.Now().After(deadline) {
+			return nil, fmt.Errorf("%w: pid %d", wal.ErrSlotInUse, slot.ActivePID)
 		}
 	}
-	return inUse
 }
 
 // evictLimit is how long an ended session may take to let go of the slot before that is tried again.

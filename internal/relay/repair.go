@@ -9,7 +9,6 @@ import (
 
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/outbox"
-	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/wal"
 )
 
@@ -57,9 +56,6 @@ func (r *Relay) diagnose(ctx context.Context, s *session, why *changed) (*repair
 	}
 	switch {
 	case rec == nil:
-		if slot.Active {
-			return nil, fmt.Errorf("%w: pid %d", wal.ErrSlotInUse, slot.ActivePID)
-		}
 		found, _ := fix(slotKept, "slot %q was prepared by somebody else; it is used from %v on and never dropped", r.Slot, slot.Confirmed)
 		found.adopt = true
 		return found, nil
@@ -174,24 +170,19 @@ func (r *Relay) keepSlot(ctx context.Context, s *session, fix *repair) (rows int
 		return 0, err
 	}
 	s.confirmed = s.slot.Confirmed
-	err = postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) error {
+	rows, err = r.ready(ctx, s, fix, func(tx pgx.Tx) (int64, error) {
 		present, err := r.knownSubscribers(ctx, tx)
 		if err != nil {
-			return err
+			return 0, err
 		}
-		rows, err = r.recordRows(ctx, tx, s, recording{from: from, repair: !fix.adopt, meant: func(i int) bool {
+		rows, err := r.recordRows(ctx, tx, s, recording{from: from, repair: !fix.adopt, meant: func(i int) bool {
 			return fix.adopt || present[r.Subscriptions[i].Subscriber.Name()] // who is new starts at now
 		}})
-		if err != nil {
-			return err
+		if err != nil || !fix.adopt {
+			return rows, err
 		}
-		if fix.adopt {
-			s.after = make([]event.Position, len(r.Subscriptions))
-			if err := r.savePositionsTx(ctx, tx, s, s.after); err != nil {
-				return err
-			}
-		}
-		return r.ready(ctx, tx, s, fix, rows)
+		s.after = make([]event.Position, len(r.Subscriptions))
+		return rows, r.savePositionsTx(ctx, tx, s, s.after)
 	})
 	if err != nil {
 		return rows, fmt.Errorf("record the rows that wait beside slot %q: %w", r.Slot, err)

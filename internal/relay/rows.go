@@ -36,14 +36,17 @@ type recording struct {
 // Of those from there on the stream brings some as well. They are known by their ids: a lane pays nothing
 // before it has looked up all that was written before the stream began.
 func (r *Relay) recordRows(ctx context.Context, tx pgx.Tx, s *session, o recording) (int64, error) {
-	// It writes only now and then, while the other transaction reads.
-	if _, err := tx.Exec(ctx, `SET LOCAL idle_in_transaction_session_timeout = 0`); err != nil {
+	// It writes only now and then, while the other transaction reads. And the next leader waits for its end, which
+	// must not be that of the server's keepalives, two hours, when the network is cut: see postgres.ReplicationParams.
+	_, err := tx.Exec(ctx, `SELECT pg_catalog.set_config(name, value, true) FROM (VALUES ('idle_in_transaction_session_timeout', '0'),
+		('tcp_keepalives_idle', '5'), ('tcp_keepalives_interval', '2'), ('tcp_keepalives_count', '3')) s (name, value)`)
+	if err != nil {
 		return 0, err
 	}
 	begun := time.Now()
 	position := event.Position{Epoch: s.epoch, Commit: o.from - 1}
 	debts := newWaitingRows(r, tx, o.meant)
-	err := postgres.InSnapshot(ctx, r.Pool, o.snapshot, func(reading pgx.Tx) error {
+	err = postgres.InSnapshot(ctx, r.Pool, o.snapshot, func(reading pgx.Tx) error {
 		for _, table := range s.tables {
 			read := table.Unpublished
 			switch {

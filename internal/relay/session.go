@@ -142,6 +142,9 @@ func (r *Relay) open(ctx context.Context, why *changed) (_ *session, err error) 
 	if !r.leads() {
 		return nil, errNoLead
 	}
+	if err := r.lead(ctx, s); err != nil {
+		return nil, err
+	}
 	if err := r.findOrMakeSlot(ctx, s, why); err != nil {
 		return nil, err
 	}
@@ -153,9 +156,7 @@ func (r *Relay) open(ctx context.Context, why *changed) (_ *session, err error) 
 	if !r.leads() { // making a slot can take long
 		return nil, errNoLead
 	}
-	// Only now, with the slot in hand, is what the subscribers have and owe ours to read: nothing that an
-	// earlier process has left on the server can change it any more.
-	if err := r.fence.Lead(taking, r.Pool, r.holder()); err != nil {
+	if err := r.fence.Check(taking, r.Pool); err != nil {
 		return nil, err
 	}
 	if s.horizon, err = wal.End(taking, r.Pool); err != nil {
@@ -207,8 +208,8 @@ func (r *Relay) reopen(ctx context.Context, last *session) (_ *session, err erro
 	return s, r.fence.Check(taking, r.Pool)
 }
 
-// look connects and finds out what there is. It makes nothing, except that with mend it makes or completes
-// the publication.
+// look connects, locks the slot and finds out what there is. It makes nothing, except that with mend it makes
+// or completes the publication.
 func (r *Relay) look(ctx context.Context, mend bool) (_ *session, err error) {
 	ctx, cancel := context.WithTimeout(ctx, statementLimit)
 	defer cancel()
@@ -229,10 +230,24 @@ func (r *Relay) look(ctx context.Context, mend bool) (_ *session, err error) {
 		if s.slot.Active && s.slot.Confirmed != 0 {
 			// Nothing is touched that belongs to whoever reads it. After a broken connection that can be
 			// our own last session, until the server notices.
-			if err := r.evict(ctx, s.slot); err != nil {
+			if err := r.evict(ctx, s.slot.ActivePID); err != nil {
 				return nil, err
 			}
 		}
+	}
+	if s.conn, err = wal.Connect(ctx, r.ReplicationURL, r.application()); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			s.conn.Close()
+		}
+	}()
+	if err := r.lock(ctx, s.conn); err != nil {
+		return nil, err
+	}
+	if s.slot, err = r.awaitFree(ctx); err != nil { // no relay changes it from here on
+		return nil, err
 	}
 	if s.record, err = loadRecord(ctx, r.Pool, r.Slot); err != nil {
 		return nil, err
@@ -257,11 +272,7 @@ func (r *Relay) look(ctx context.Context, mend bool) (_ *session, err error) {
 			return nil, err
 		}
 	}
-	if s.conn, err = wal.Connect(ctx, r.ReplicationURL, r.application()); err != nil {
-		return nil, err
-	}
 	if s.system, err = s.conn.Identify(ctx); err != nil {
-		s.conn.Close()
 		return nil, err
 	}
 	r.owed.Use(s.tables)

@@ -6,8 +6,11 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/outbox"
+	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/wal"
 )
 
@@ -131,7 +134,13 @@ func (r *Relay) published(ctx context.Context, tables []*outbox.Table, before, n
 	if holes {
 		return &changed{reason: publicationReason}
 	}
-	_, err = r.Pool.Exec(ctx, `UPDATE walpost.slots SET fingerprint = $2 WHERE slot = $1 AND fingerprint = $3`, r.Slot, now, before)
+	err = postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) error {
+		if err := r.fence.Hold(ctx, tx); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, `UPDATE walpost.slots SET fingerprint = $2 WHERE slot = $1 AND fingerprint = $3`, r.Slot, now, before)
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("record what is published: %w", err)
 	}

@@ -36,9 +36,10 @@ func (e *SetupError) Error() string {
 
 func (e *SetupError) Unwrap() error { return e.Err }
 
-// ErrSlotInUse means that another session reads the slot. It is free again when that session ends, or at
-// the latest after its wal_sender_timeout.
-var ErrSlotInUse = errors.New("another session reads the slot")
+// ErrSlotInUse means that another session reads the slot, or is making or repairing it. It is free again when
+// that session ends, or at the latest after its wal_sender_timeout or, when its network is cut before it reads,
+// its TCP keepalives.
+var ErrSlotInUse = errors.New("another session has the slot")
 
 // System identifies a server and its history.
 type System struct {
@@ -143,7 +144,8 @@ type CreatedSlot struct {
 
 // CreateSlot makes a permanent slot of pgoutput and exports the snapshot that goes with it. It waits for
 // all transactions that are running, so it can take as long as the oldest of them. When ctx ends, pgconn cancels
-// the command on the server: no slot stays behind that waits for nobody.
+// the command on the server, and when the process ends the server notices: no slot stays behind that waits for
+// nobody.
 func (c *Conn) CreateSlot(ctx context.Context, name string) (CreatedSlot, error) {
 	options := "(SNAPSHOT 'export', FAILOVER true)"
 	switch version := c.Version(); {
@@ -152,6 +154,7 @@ func (c *Conn) CreateSlot(ctx context.Context, name string) (CreatedSlot, error)
 	case version < 17:
 		options = "(SNAPSHOT 'export')"
 	}
+	c.noticeOurEnd(ctx)
 	sql := "CREATE_REPLICATION_SLOT " + quote(name) + " LOGICAL pgoutput " + options
 	created, err := pglogrepl.ParseCreateReplicationSlot(c.pg.Exec(ctx, sql))
 	if err != nil {
