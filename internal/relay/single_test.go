@@ -1,0 +1,252 @@
+package relay_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/backendstart/walpost/internal/debt"
+	"github.com/backendstart/walpost/internal/pgserver"
+	"github.com/backendstart/walpost/internal/relay"
+	"github.com/backendstart/walpost/internal/subscriber/subscribertest"
+	"github.com/backendstart/walpost/internal/testdb"
+)
+
+// builds are what a relay may have to build, by name. Each leaves three rows that are in no stream.
+var builds = map[string]struct {
+	prepare func(t *testing.T, db *testdb.DB)
+	kind    string // of the repair, "" for the first creation
+}{
+	"first creation": {func(_ *testing.T, db *testdb.DB) {
+		insertAll(db, "a", numbered("waiting", 3))
+	}, ""},
+	"slot made anew": {func(t *testing.T, db *testdb.DB) {
+		streaming(t, options(t, db, subscribertest.Recording())).shutDown()
+		insertAll(db, "a", numbered("waiting", 3))
+		db.Exec(dropSlot, db.Name)
+	}, "anew"},
+	"slot kept": {func(t *testing.T, db *testdb.DB) {
+		streaming(t, options(t, db, subscribertest.Recording())).shutDown()
+		insertAll(db, "a", numbered("waiting", 3))
+		db.Exec(advance, db.Name)
+	}, "kept"},
+}
+
+// Two relays of a slot that know nothing of each other. The second starts while the first records the rows that
+// wait, and waits for it. What the first has built the second uses, and builds anew what it has not.
+func TestRelay_oneOfTwoBuildsAndTheOtherWaits(t *testing.T) {
+	t.Parallel()
+	server := testdb.NewServer(t, nil) // transactions that stay open would hold up the other tests' slots
+	for name, build := range builds {
+		t.Run(name+", and the first goes on", func(t *testing.T) {
+			t.Parallel()
+			b := newBuilding(t, server, build.prepare)
+			b.release()
+			b.first.awaitStreaming()
+			b.write("after", 3)
+			b.firstSub.AwaitDelivered(t, len(b.want))
+			if got := b.second.Health().State; got != relay.Waiting {
+				t.Errorf("the second is %v while the first streams, want %v", got, relay.Waiting)
+			}
+			b.first.shutDown()
+			b.second.awaitStreaming()
+			b.write("second", 3)
+			b.secondSub.AwaitDelivered(t, 3)
+			b.wantEnd(b.second, build.kind)
+		})
+		t.Run(name+", and the first is killed", func(t *testing.T) {
+			t.Parallel()
+			b := newBuilding(t, server, build.prepare)
+			b.line.end()
+			b.first.stop()
+			b.awaitLeadWaits() // for what the dead one has left on the server
+			b.release()
+			b.second.awaitStreaming()
+			b.write("after", 3)
+			b.secondSub.AwaitDelivered(t, len(b.want))
+			b.wantEnd(b.second, build.kind)
+		})
+		t.Run(name+", and the first loses its session", func(t *testing.T) {
+			t.Parallel()
+			b := newBuilding(t, server, build.prepare)
+			b.db.Exec(`SELECT pg_terminate_backend(pid) FROM pg_locks WHERE ` + sessionLock)
+			b.awaitLeadWaits()
+			b.release() // the first commits what it has, and only then finds out
+			b.second.awaitStreaming()
+			b.write("after", 3)
+			b.secondSub.AwaitDelivered(t, len(b.want))
+			eventually(t, "the first waits", func() bool { return b.first.Health().State == relay.Waiting })
+			b.first.shutDown()
+			b.wantEnd(b.second, build.kind)
+		})
+	}
+}
+
+// sessionLock is the lock of the session that builds, in pg_locks.
+const sessionLock = `locktype = 'advisory' AND granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`
+
+// building is a relay that is held while it records the rows that wait, and another one that has started since.
+type building struct {
+	t                   *testing.T
+	db                  *testdb.DB
+	line                *line // of the first
+	first, second       *running
+	firstSub, secondSub *subscribertest.Fake
+	release             func()
+	want                []string // what was written, in order
+}
+
+func newBuilding(t *testing.T, server *pgserver.Server, prepare func(*testing.T, *testdb.DB)) *building {
+	t.Helper()
+	b := &building{t: t, db: testdb.On(t, server), firstSub: subscribertest.Recording(), secondSub: subscribertest.Recording()}
+	prepare(t, b.db)
+	b.want = numbered("waiting", 3)
+	hold := session(t, b.db.DSN)
+	mustExec(t, hold, `BEGIN; LOCK TABLE walpost.owed IN EXCLUSIVE MODE`)
+	b.release = func() { mustExec(t, hold, `COMMIT`) }
+
+	line, dsn := newLine(t, b.db.DSN)
+	b.line = line
+	b.first = start(t, apart(t, dsn, options(t, b.db, b.firstSub)))
+	eventually(t, "the first records", func() bool {
+		return b.db.Int(`SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'walpost.owed'::regclass`) > 0
+	})
+	b.second = start(t, apart(t, b.db.DSN, options(t, b.db, b.secondSub)))
+	eventually(t, "the second waits", func() bool { return b.second.Health().State == relay.Waiting })
+	b.write("meanwhile", 3)
+	return b
+}
+
+// apart gives a relay connections of its own.
+func apart(t *testing.T, dsn string, o relay.Options) relay.Options {
+	t.Helper()
+	o.Pool, o.ReplicationURL = openPool(t, dsn, 4), dsn
+	return o
+}
+
+func (b *building) write(prefix string, n int) {
+	insertAll(b.db, "a", numbered(prefix, n))
+	b.want = append(b.want, numbered(prefix, n)...)
+}
+
+func (b *building) awaitLeadWaits() {
+	b.t.Helper()
+	eventually(b.t, "the second waits for the transaction of the first", func() bool {
+		return b.db.Int(`SELECT count(*) FROM pg_stat_activity
+			WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%INSERT INTO walpost.leader%'`) > 0
+	})
+}
+
+// wantEnd stops the last relay and checks that everything was delivered once and in order, by one repair, and that
+// what is recorded of the slot fits it.
+func (b *building) wantEnd(last *running, kind string) {
+	t, db := b.t, b.db
+	t.Helper()
+	last.shutDown()
+	if got := append(ids(b.firstSub.Calls()), ids(b.secondSub.Calls())...); !slices.Equal(got, b.want) {
+		t.Errorf("delivered %v, want %v", got, b.want)
+	}
+	if unmarked, owed := unmarked(db), owed(db, "sub", "waiting"); unmarked != 0 || owed != 0 {
+		t.Errorf("%d rows are unmarked and %d owed after the end, want none", unmarked, owed)
+	}
+	var want []string
+	if kind != "" {
+		want = []string{kind}
+	}
+	if got := db.Texts(`SELECT what ->> 'kind' FROM walpost.audit WHERE action = 'repair'`); !slices.Equal(got, want) {
+		t.Errorf("the audit knows repairs %v, want %v", got, want)
+	}
+	if got := db.Int(`SELECT count(*) FROM walpost.slots w JOIN pg_replication_slots s ON s.slot_name = w.slot
+		WHERE w.state = 'ready' AND s.confirmed_flush_lsn <= w.confirmed`); got != 1 {
+		t.Errorf("walpost.slots does not fit the slot")
+	}
+	if got := stillToCome(db); got != 0 {
+		t.Errorf("after a clean stop the server would send %d rows again", got)
+	}
+}
+
+// Several relays that start in the same moment do not take the lead from each other.
+func TestRelay_oneOfSeveralThatStartTogetherLeads(t *testing.T) {
+	t.Parallel()
+	for name, build := range builds {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := testdb.New(t)
+			build.prepare(t, db)
+			const leaders = `SELECT coalesce(max(term), 0) FROM walpost.leader`
+			before := db.Int(leaders)
+			sub := subscribertest.Recording()
+			relays := make([]*running, 3)
+			for i := range relays {
+				relays[i] = start(t, apart(t, db.DSN, options(t, db, sub)))
+			}
+			in := func(state relay.State) (n int) {
+				for _, r := range relays {
+					if r.Health().State == state {
+						n++
+					}
+				}
+				return n
+			}
+			eventually(t, "one streams and the others wait", func() bool { return in(relay.Streaming) == 1 && in(relay.Waiting) == 2 })
+			insertAll(db, "a", numbered("after", 3))
+			want := append(numbered("waiting", 3), numbered("after", 3)...)
+			if got := sub.AwaitDelivered(t, len(want)); !slices.Equal(got, want) {
+				t.Errorf("delivered %v, want %v", got, want)
+			}
+			if got := db.Int(leaders) - before; got != 1 {
+				t.Errorf("%d leaderships began, want 1", got)
+			}
+		})
+	}
+}
+
+// A process that was frozen while it built and wakes after another one has led writes nothing of what it has found
+// before; it begins anew.
+func TestRelay_writesNothingOfASlotUnderATermThatIsOver(t *testing.T) {
+	t.Parallel()
+	server := testdb.NewServer(t, nil)
+	for name, build := range builds {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := testdb.On(t, server)
+			build.prepare(t, db)
+			db.Exec(`CREATE TABLE written (state text, term bigint)`)
+			db.Exec(`CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+				INSERT INTO public.written SELECT NEW.state, term FROM walpost.leader WHERE slot = NEW.slot; RETURN NEW; END $$`)
+			db.Exec(`CREATE TRIGGER note AFTER INSERT OR UPDATE ON walpost.slots FOR EACH ROW EXECUTE FUNCTION note()`)
+			hold := session(t, db.DSN)
+			if build.kind == "" { // in the making of the slot
+				mustExec(t, hold, `BEGIN; INSERT INTO outbox (event_id, event_type, partition_key, payload) VALUES ('held', 'lesson.completed', 'b', '{}')`)
+			} else { // in its first look after it has led
+				mustExec(t, hold, `BEGIN; LOCK TABLE walpost.subscribers IN ACCESS EXCLUSIVE MODE`)
+			}
+			const lead = `SELECT coalesce(max(term), 0) FROM walpost.leader`
+			before := db.Int(lead)
+			sub := subscribertest.Recording()
+			r := start(t, apart(t, db.DSN, options(t, db, sub)))
+			eventually(t, "it is held", func() bool {
+				return db.Int(lead) == before+1 && db.Int(`SELECT count(*) FROM pg_stat_activity
+					WHERE datname = current_database() AND wait_event_type = 'Lock'`) > 0
+			})
+			if err := debt.NewFence(db.Name).Lead(context.WithoutCancel(t.Context()), db.Pool, "another"); err != nil {
+				t.Fatal(err)
+			}
+			mustExec(t, hold, `COMMIT`)
+			r.awaitStreaming()
+			sub.AwaitDelivered(t, 3)
+			ours := before + 3 // after that of the other
+			want := []string{fmt.Sprintf("ready %d", ours)}
+			switch build.kind {
+			case "": // that it is being made was written under the first of them
+				want = []string{fmt.Sprintf("creating %d", before+1), fmt.Sprintf("creating %d", ours), fmt.Sprintf("ready %d", ours)}
+			case "anew":
+				want = []string{fmt.Sprintf("creating %d", ours), fmt.Sprintf("ready %d", ours)}
+			}
+			if got := db.Texts(`SELECT DISTINCT state || ' ' || term FROM written ORDER BY 1`); !slices.Equal(got, want) {
+				t.Errorf("walpost.slots was written as %v, want %v", got, want)
+			}
+		})
+	}
+}
