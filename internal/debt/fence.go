@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/postgres"
 )
 
 // ErrFenced means that another relay has taken over the slot: nothing may be written under the old term.
@@ -57,11 +58,19 @@ const whereSQL = `(SELECT system_identifier::text FROM pg_catalog.pg_control_sys
 func (f *Fence) Lead(ctx context.Context, pool *pgxpool.Pool, holder string) error {
 	var term int64
 	var where, known string
-	err := pool.QueryRow(ctx, `
-		INSERT INTO walpost.leader AS l (slot, holder, term) VALUES ($1, $2, 1)
-		ON CONFLICT (slot) DO UPDATE SET holder = excluded.holder, term = l.term + 1
-		RETURNING term, `+whereSQL+`, coalesce((SELECT confirmed::text FROM walpost.slots WHERE slot = $1), '0/0')`,
-		f.slot, holder).Scan(&term, &where, &known)
+	err := postgres.InTx(ctx, pool, func(tx pgx.Tx) error {
+		err := tx.QueryRow(ctx, `
+			INSERT INTO walpost.leader AS l (slot, holder, term) VALUES ($1, $2, 1)
+			ON CONFLICT (slot) DO UPDATE SET holder = excluded.holder, term = l.term + 1
+			RETURNING term`, f.slot, holder).Scan(&term)
+		if err != nil {
+			return err
+		}
+		// In a statement of its own: that one sees what was there when it began to wait.
+		return tx.QueryRow(ctx, `
+			SELECT `+whereSQL+`, coalesce((SELECT confirmed::text FROM walpost.slots WHERE slot = $1), '0/0')`,
+			f.slot).Scan(&where, &known)
+	})
 	if err != nil {
 		return fmt.Errorf("take the lead of slot %q: %w", f.slot, err)
 	}

@@ -39,7 +39,7 @@ func (l *logbook) lines() int {
 const (
 	walsenders = `SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE backend_type = 'walsender' AND application_name = $1`
 	lockHolder = `SELECT count(pg_terminate_backend(a.pid)) FROM pg_stat_activity a JOIN pg_locks l USING (pid)
-		WHERE l.locktype = 'advisory' AND a.application_name = $1`
+		WHERE l.locktype = 'advisory' AND a.application_name = $1 AND backend_type = 'client backend'` // the walsender has one, too
 	poolOnly = `SELECT count(pg_terminate_backend(a.pid)) FROM pg_stat_activity a WHERE backend_type = 'client backend' AND application_name = $1
 		AND pid NOT IN (SELECT pid FROM pg_locks WHERE locktype = 'advisory')`
 	everySession = `SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = $1`

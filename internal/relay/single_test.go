@@ -31,6 +31,13 @@ var builds = map[string]struct {
 		insertAll(db, "a", numbered("waiting", 3))
 		db.Exec(advance, db.Name)
 	}, "kept"},
+	"slot kept behind the record": {func(t *testing.T, db *testdb.DB) {
+		streaming(t, options(t, db, subscribertest.Recording())).shutDown()
+		db.Exec(`ALTER PUBLICATION walpost DROP TABLE outbox`)
+		insertAll(db, "a", numbered("waiting", 3))
+		db.Exec(`ALTER PUBLICATION walpost ADD TABLE outbox`)
+		db.Exec(`UPDATE walpost.slots SET confirmed = pg_current_wal_insert_lsn()`)
+	}, "kept"},
 }
 
 // Two relays of a slot that know nothing of each other. The second starts while the first records the rows that
@@ -42,6 +49,7 @@ func TestRelay_oneOfTwoBuildsAndTheOtherWaits(t *testing.T) {
 		t.Run(name+", and the first goes on", func(t *testing.T) {
 			t.Parallel()
 			b := newBuilding(t, server, build.prepare)
+			b.startSecond()
 			b.release()
 			b.first.awaitStreaming()
 			b.write("after", 3)
@@ -58,6 +66,7 @@ func TestRelay_oneOfTwoBuildsAndTheOtherWaits(t *testing.T) {
 		t.Run(name+", and the first is killed", func(t *testing.T) {
 			t.Parallel()
 			b := newBuilding(t, server, build.prepare)
+			b.startSecond()
 			b.line.end()
 			b.first.stop()
 			b.awaitLeadWaits() // for what the dead one has left on the server
@@ -70,6 +79,7 @@ func TestRelay_oneOfTwoBuildsAndTheOtherWaits(t *testing.T) {
 		t.Run(name+", and the first loses its session", func(t *testing.T) {
 			t.Parallel()
 			b := newBuilding(t, server, build.prepare)
+			b.startSecond()
 			b.db.Exec(`SELECT pg_terminate_backend(pid) FROM pg_locks WHERE ` + sessionLock)
 			b.awaitLeadWaits()
 			b.release() // the first commits what it has, and only then finds out
@@ -80,19 +90,32 @@ func TestRelay_oneOfTwoBuildsAndTheOtherWaits(t *testing.T) {
 			b.first.shutDown()
 			b.wantEnd(b.second, build.kind)
 		})
+		t.Run(name+", and the second has a lease", func(t *testing.T) {
+			t.Parallel()
+			b := newBuilding(t, server, build.prepare)
+			b.second = start(t, withLease(t, b.options, b.db.DSN))
+			b.awaitLeadWaits() // it has ended the session of the first
+			b.release()
+			b.second.awaitStreaming()
+			b.write("after", 3)
+			b.secondSub.AwaitDelivered(t, len(b.want))
+			b.first.stop()
+			b.wantEnd(b.second, build.kind)
+		})
 	}
 }
 
 // sessionLock is the lock of the session that builds, in pg_locks.
 const sessionLock = `locktype = 'advisory' AND granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`
 
-// building is a relay that is held while it records the rows that wait, and another one that has started since.
+// building is a relay that is held while it records the rows that wait, and another one that starts then.
 type building struct {
 	t                   *testing.T
 	db                  *testdb.DB
 	line                *line // of the first
 	first, second       *running
 	firstSub, secondSub *subscribertest.Fake
+	options             relay.Options // of the second
 	release             func()
 	want                []string // what was written, in order
 }
@@ -112,10 +135,16 @@ func newBuilding(t *testing.T, server *pgserver.Server, prepare func(*testing.T,
 	eventually(t, "the first records", func() bool {
 		return b.db.Int(`SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'walpost.owed'::regclass`) > 0
 	})
-	b.second = start(t, apart(t, b.db.DSN, options(t, b.db, b.secondSub)))
-	eventually(t, "the second waits", func() bool { return b.second.Health().State == relay.Waiting })
+	b.options = options(t, b.db, b.secondSub)
 	b.write("meanwhile", 3)
 	return b
+}
+
+// startSecond starts the second relay, which finds that the first is at work.
+func (b *building) startSecond() {
+	b.t.Helper()
+	b.second = start(b.t, apart(b.t, b.db.DSN, b.options))
+	eventually(b.t, "the second waits", func() bool { return b.second.Health().State == relay.Waiting })
 }
 
 // apart gives a relay connections of its own.
