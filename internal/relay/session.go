@@ -129,6 +129,23 @@ func final(err error) error {
 // open prepares everything in the only right order: checks, tables, publication, slot, and makes or repairs
 // what is missing. why is the change after which everything is opened anew, nil at the start. (POSTGRES §4:
 // what is found, and what is done)
+//
+// Invariant, with a lease and without, however many relays of the slot there are and wherever one of them is
+// killed, frozen or cut off: from lead on, what the relay knows of the slot and of its record in walpost.slots
+// changes by nobody's hand but its own, or else whatever it does next fails. Two rules make it so.
+//
+//   - Only the session that has the slot's lock makes, drops and reads the slot, and only its own commands do so
+//     (wal.Conn.Lock). Who gets the lock knows that the last one's session has ended, and with it all that it could
+//     still have done to the slot or confirmed.
+//   - Only a transaction that holds the term writes the record, the positions or the debt, and the term is taken
+//     with the lock. It is held from the transaction's first statement on, so the next leader waits for its end and
+//     reads what it has left: the slot is still as it says, since nobody else could touch it.
+//
+// So one that lost its session while it recorded the rows may still commit that the slot is ready, and it is; one
+// that comes later finds it fenced. One that was frozen between lock and term takes a term that is not its due and
+// finds out before it writes anything: the other one begins anew, nothing else happens. The lock is never taken
+// from a session that lives, except with a lease: of two relays one builds, however long that takes, and the other
+// waits with wal.ErrSlotInUse. They do not undo each other's work in turn.
 func (r *Relay) open(ctx context.Context, why *changed) (_ *session, err error) {
 	s, err := r.look(ctx, true)
 	if err != nil {

@@ -40,7 +40,7 @@ var builds = map[string]struct {
 	}, "kept"},
 }
 
-// Two relays of a slot that know nothing of each other. The second starts while the first records the rows that
+// F-30: two relays of a slot that know nothing of each other. The second starts while the first records the rows that
 // wait, and waits for it. What the first has built the second uses, and builds anew what it has not.
 func TestRelay_oneOfTwoBuildsAndTheOtherWaits(t *testing.T) {
 	t.Parallel()
@@ -195,7 +195,7 @@ func (b *building) wantEnd(last *running, kind string) {
 	}
 }
 
-// Several relays that start in the same moment do not take the lead from each other.
+// F-30: several relays that start in the same moment do not take the lead from each other.
 func TestRelay_oneOfSeveralThatStartTogetherLeads(t *testing.T) {
 	t.Parallel()
 	for name, build := range builds {
