@@ -4,7 +4,11 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/pgserver"
@@ -147,10 +151,10 @@ func (b *building) startSecond() {
 	eventually(b.t, "the second waits", func() bool { return b.second.Health().State == relay.Waiting })
 }
 
-// apart gives a relay connections of its own.
+// apart gives a relay connections and metrics of its own.
 func apart(t *testing.T, dsn string, o relay.Options) relay.Options {
 	t.Helper()
-	o.Pool, o.ReplicationURL = openPool(t, dsn, 4), dsn
+	o.Pool, o.ReplicationURL, o.Registry = openPool(t, dsn, 4), dsn, prometheus.NewRegistry()
 	return o
 }
 
@@ -207,8 +211,9 @@ func TestRelay_oneOfSeveralThatStartTogetherLeads(t *testing.T) {
 			before := db.Int(leaders)
 			sub := subscribertest.Recording()
 			relays := make([]*running, 3)
+			o := options(t, db, sub)
 			for i := range relays {
-				relays[i] = start(t, apart(t, db.DSN, options(t, db, sub)))
+				relays[i] = start(t, apart(t, db.DSN, o))
 			}
 			in := func(state relay.State) (n int) {
 				for _, r := range relays {
@@ -277,5 +282,102 @@ func TestRelay_writesNothingOfASlotUnderATermThatIsOver(t *testing.T) {
 				t.Errorf("walpost.slots was written as %v, want %v", got, want)
 			}
 		})
+	}
+}
+
+// F-30: three relays without a lease under load, of which some are killed, lose their session, are held while they
+// record, or find the slot gone, at random moments and all at once. Nothing is missing, and the first receipts of a key
+// have the order of its commits.
+func TestRelay_losesAndSwapsNothingOfSeveralWithoutALease(t *testing.T) {
+	t.Parallel()
+	for round := range rounds(t) {
+		random := randomness(t, round)
+		db := testdb.On(t, testdb.NewServer(t, nil))
+		sub := keeping(nil)
+		o := options(t, db, sub)
+		o.Drain = 50 * time.Millisecond // the dead deliver nothing
+		var relays []*running
+		var lines []*line
+		begin := func() (*running, *line) {
+			l, dsn := newLine(t, db.DSN)
+			return start(t, apart(t, dsn, o)), l
+		}
+		for range 3 {
+			r, l := begin()
+			relays, lines = append(relays, r), append(lines, l)
+		}
+		const keys = 5
+		stopWriting, wrote := make(chan struct{}), make(chan int)
+		writer := session(t, db.DSN)
+		go func() {
+			for n := 0; ; n++ {
+				select {
+				case <-stopWriting:
+					wrote <- n
+					return
+				case <-time.After(2 * time.Millisecond):
+				}
+				_, err := writer.Exec(t.Context(), `INSERT INTO outbox (event_id, event_type, partition_key, payload) VALUES ($1, 'lesson.completed', $2, '{}')`,
+					fmt.Sprintf("%06d", n), fmt.Sprint(n%keys))
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		}()
+		hold := session(t, db.DSN)
+		endSessions := func() { db.Exec(`SELECT pg_terminate_backend(pid) FROM pg_locks WHERE ` + sessionLock) }
+		for range 12 {
+			switch random.IntN(4) {
+			case 0:
+				i := random.IntN(len(relays))
+				lines[i].end()
+				relays[i].stop()
+				relays[i], lines[i] = begin()
+			case 1:
+				endSessions()
+			case 2:
+				endSessions()
+				_, _ = db.Pool.Exec(t.Context(), dropSlot, db.Name) // unless another has it already
+			case 3:
+				mustExec(t, hold, `BEGIN; LOCK TABLE walpost.owed IN EXCLUSIVE MODE`)
+				endSessions()
+				_, _ = db.Pool.Exec(t.Context(), dropSlot, db.Name)
+				time.Sleep(time.Duration(random.IntN(800)) * time.Millisecond)
+				endSessions()
+				mustExec(t, hold, `COMMIT`)
+			}
+			time.Sleep(time.Duration(random.IntN(800)) * time.Millisecond)
+		}
+		close(stopWriting)
+		written := <-wrote
+		for _, r := range relays {
+			r.stop()
+		}
+		for _, r := range relays {
+			if err := r.wait(); err != nil {
+				t.Errorf("a relay ended with %v", err)
+			}
+		}
+		o.Drain = 5 * time.Second
+		last := streaming(t, apart(t, db.DSN, o))
+		eventually(t, "all marks, nothing owed", func() bool { return unmarked(db) == 0 && owed(db, "sub", "waiting") == 0 })
+		last.shutDown()
+		got := firsts(ids(sub.Calls()))
+		if len(got) != written {
+			t.Errorf("%d events were delivered, %d written", len(got), written)
+		}
+		newest := make(map[int]int)
+		for _, id := range got {
+			n, err := strconv.Atoi(id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n < newest[n%keys] {
+				t.Errorf("event %d came for the first time after %d of its key", n, newest[n%keys])
+			}
+			newest[n%keys] = n
+		}
+		t.Logf("%d events, %d deliveries, %d leaderships, %d repairs", written, len(sub.Calls()), db.Int(`SELECT term FROM walpost.leader`),
+			db.Int(`SELECT count(*) FROM walpost.audit WHERE action = 'repair'`))
 	}
 }
