@@ -325,7 +325,9 @@ func TestRelay_losesAndSwapsNothingOfSeveralWithoutALease(t *testing.T) {
 			}
 		}()
 		hold := session(t, db.DSN)
-		endSessions := func() { db.Exec(`SELECT pg_terminate_backend(pid) FROM pg_locks WHERE ` + sessionLock) }
+		endSessions := func() {
+			db.Exec(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'walsender' AND datname = current_database()`)
+		}
 		for range 12 {
 			switch random.IntN(4) {
 			case 0:
