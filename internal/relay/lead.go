@@ -42,6 +42,13 @@ func (r *Relay) awaitLead(ctx context.Context) {
 	}
 }
 
+// release lets a standby lead at once.
+func (r *Relay) release() {
+	if r.Lease != nil {
+		r.Lease.Release()
+	}
+}
+
 // lookAtLanes is how often it is looked whether a lane has suspended itself.
 const lookAtLanes = time.Second
 

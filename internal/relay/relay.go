@@ -151,6 +151,9 @@ func (r *Relay) run(ctx context.Context) error {
 			return s, err
 		})
 		if err != nil || s == nil {
+			if first { // nothing was ever handed over, so nothing is under way
+				r.release()
+			}
 			return err
 		}
 		if first {
@@ -167,9 +170,7 @@ func (r *Relay) run(ctx context.Context) error {
 				last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastRecord)
 				defer cancel()
 				r.endClean(last)
-				if r.Lease != nil {
-					r.Lease.Release()
-				}
+				r.release()
 			}
 			return err
 		}

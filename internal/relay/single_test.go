@@ -285,6 +285,22 @@ func TestRelay_writesNothingOfASlotUnderATermThatIsOver(t *testing.T) {
 	}
 }
 
+// A relay leads while it makes the slot. When it is stopped then, its successor need not wait whether it still acts.
+func TestRelay_givesTheLeadBackWhenItIsStoppedBeforeItStreams(t *testing.T) {
+	t.Parallel()
+	db := testdb.On(t, testdb.NewServer(t, nil))
+	commit := early(t, db, "early")
+	o := withLease(t, options(t, db, subscribertest.Recording()), db.DSN)
+	r := start(t, o)
+	const holder = `SELECT coalesce(max(holder), '') FROM walpost.leader`
+	eventually(t, "it makes the slot", func() bool { return db.Text(holder) == o.Lease.Holder() && o.Lease.Valid() })
+	r.shutDown()
+	if got := db.Text(holder); got != "" {
+		t.Errorf("%q still leads after it has stopped", got)
+	}
+	commit()
+}
+
 // F-30: three relays without a lease under load, of which some are killed, lose their session, are held while they
 // record, or find the slot gone, at random moments and all at once. Nothing is missing, and the first receipts of a key
 // have the order of its commits.
