@@ -69,7 +69,7 @@ func (s *Store) add(ctx context.Context, tx pgx.Tx, subscriber string, ids []str
 		ended := slices.DeleteFunc(recorded, func(row Row) bool { return row.State != lane.StateWaiting })
 		filled, err := s.fill(ctx, tx, ended)
 		if err == nil && filled < len(ended) {
-			err = fmt.Errorf("event %q: %w: try again", ended[filled].Event.ID, errNotVisible)
+			err = fmt.Errorf("event %q: %w: try again", ended[filled].Event.ID, outbox.ErrNotVisible)
 		}
 		if err != nil {
 			return 0, nil, err

@@ -59,7 +59,8 @@ func (s *Store) choose(ctx context.Context, tx pgx.Tx, where string, args []any,
 		}
 		chosen.batch.Queue(`DELETE FROM walpost.owed WHERE `+theDelivery, delivery...)
 		if table := tables[source]; mark && table != nil && table.Marks() && row.Row != "" {
-			chosen.marks.add(table, row, uint32(xid))
+			row.XID = uint32(xid)
+			chosen.marks.add(table, row)
 		}
 		return nil
 	})

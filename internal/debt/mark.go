@@ -7,27 +7,21 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/backendstart/walpost/internal/outbox"
-	"github.com/backendstart/walpost/internal/postgres"
 )
 
 // marks are rows to be marked, by table and primary key: deliveries to several subscribers have one row.
-type marks map[*outbox.Table]map[string]*pending
+type marks map[*outbox.Table]map[string]*outbox.Marked
 
-type pending struct {
-	outbox.Marked
-	xid uint32
-}
-
-func (m marks) add(table *outbox.Table, row outbox.Marked, xid uint32) {
+func (m marks) add(table *outbox.Table, row outbox.Marked) {
 	if m[table] == nil {
-		m[table] = make(map[string]*pending)
+		m[table] = make(map[string]*outbox.Marked)
 	}
 	if other := m[table][row.Row]; other != nil {
 		other.Attempts += row.Attempts
 		return
 	}
 	row.Owed = true
-	m[table][row.Row] = &pending{row, xid}
+	m[table][row.Row] = &row
 }
 
 // mark marks the rows of which nothing is owed any more. It is the last thing that its transaction does.
@@ -45,41 +39,10 @@ func (s *Store) mark(ctx context.Context, tx pgx.Tx, marks marks) error {
 	for table, pending := range marks {
 		rows := make([]outbox.Marked, 0, len(pending))
 		for _, row := range pending {
-			rows = append(rows, row.Marked)
-		}
-		result, err := table.Mark(ctx, tx, s.slot, rows)
-		if err != nil {
-			return err
-		}
-		if len(result.Missing) == 0 {
-			continue
-		}
-		if err := ended(ctx, tx, pending, result.Missing); err != nil {
-			return err
-		}
-		// They ended, but perhaps between the mark and this look. What is missing now is gone.
-		rows = rows[:0]
-		for _, row := range result.Missing {
-			rows = append(rows, pending[row].Marked)
+			rows = append(rows, *row)
 		}
 		if _, err := table.Mark(ctx, tx, s.slot, rows); err != nil {
 			return err
-		}
-	}
-	return nil
-}
-
-// ended is an error while the transaction of a row that was not found still runs, as others see it: under
-// synchronous replication an event can be delivered a moment before its row is visible. The same call
-// later finds it. A row whose transaction has ended is gone: its owner deleted it. (POSTGRES §7)
-func ended(ctx context.Context, tx pgx.Tx, pending map[string]*pending, missing []string) error {
-	running, err := postgres.ReadRunning(ctx, tx)
-	if err != nil {
-		return err
-	}
-	for _, row := range missing {
-		if running.Has(pending[row].xid) {
-			return fmt.Errorf("mark row %s: it is not visible yet: its commit is in the WAL and not over, because it waits for the flush or a synchronous standby", row)
 		}
 	}
 	return nil

@@ -35,7 +35,7 @@ func (s *Store) Paid(ctx context.Context, subscriber string, paid []lane.Paid, s
 				batch.Queue(`DELETE FROM walpost.owed WHERE `+theDelivery, args...)
 			}
 			if marked {
-				marks.add(table, outbox.Marked{Row: e.Row, EventID: e.ID, Attempts: paid[i].Attempts}, e.XID)
+				marks.add(table, outbox.Marked{Row: e.Row, EventID: e.ID, XID: e.XID, Attempts: paid[i].Attempts})
 			}
 		}
 		position := []any{s.slot, subscriber, secured.Epoch, secured.Commit.String(), secured.Ordinal}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/lane"
+	"github.com/backendstart/walpost/internal/outbox"
 )
 
 // Waiting reads waiting deliveries in the order of their positions, whether they are due or not. It
@@ -29,7 +30,7 @@ func (s *Store) Waiting(ctx context.Context, subscriber string, query lane.Query
 		}
 		filled, err := s.fill(ctx, tx, found)
 		if err == nil && filled == 0 && len(found) > 0 {
-			err = fmt.Errorf("event %q: %w", found[0].Event.ID, errNotVisible)
+			err = fmt.Errorf("event %q: %w", found[0].Event.ID, outbox.ErrNotVisible)
 		}
 		if err != nil {
 			return fmt.Errorf("read what is owed to %q: %w", subscriber, err)

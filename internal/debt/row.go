@@ -2,7 +2,6 @@ package debt
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -66,9 +65,6 @@ func collect(rows pgx.Rows, err error) ([]Row, error) {
 	})
 }
 
-// errNotVisible means that the row of an event cannot be seen yet. The same call later finds it.
-var errNotVisible = errors.New("its row is not visible yet: its commit is in the WAL and not over, because it waits for the flush or a synchronous standby")
-
 // fill reads the events that are owed by reference. One whose row is gone becomes invalid and says so. It
 // stops before the first whose row is not visible yet, and returns how many it has filled.
 //
@@ -92,15 +88,13 @@ func (s *Store) fill(ctx context.Context, tx pgx.Tx, rows []Row) (filled int, er
 		if err != nil {
 			return 0, err
 		}
-		hidden := map[string]bool{}
-		if len(events) < len(references[source]) { // or several are owed of one row, which costs a look
-			if hidden, err = s.look(ctx, tx, table, rows, events); err != nil {
-				return 0, err
-			}
+		hidden, err := s.hidden(ctx, tx, table, rows, events)
+		if err != nil {
+			return 0, err
 		}
 		for i := range rows {
 			if e := rows[i].Event; !rows[i].Copied && e.Source == source {
-				if hidden[e.Row] {
+				if hidden[i] {
 					filled = min(filled, i)
 					break
 				}
@@ -114,39 +108,45 @@ func (s *Store) fill(ctx context.Context, tx pgx.Tx, rows []Row) (filled int, er
 	return filled, nil
 }
 
-// look looks again for the rows that are not among events, adds those that it finds now, and returns those
-// whose transaction had not ended. What is neither is gone.
+// hidden tells which of the rows, by index, are not visible yet. It looks again for those that are not among
+// events, and adds what it finds now: of what is then neither found nor hidden, the row is gone.
 //
-// The number of a transaction says nothing on another server than its own, so only rows that were recorded
-// in the present epoch can be hidden.
-func (s *Store) look(ctx context.Context, tx pgx.Tx, table *outbox.Table, rows []Row, events map[string]*event.Event) (hidden map[string]bool, err error) {
-	var epoch int32
-	err = tx.QueryRow(ctx, `SELECT coalesce((SELECT epoch FROM walpost.slots WHERE slot = $1), 1)`, s.slot).Scan(&epoch)
-	if err != nil {
-		return nil, err
-	}
-	running, err := postgres.ReadRunning(ctx, tx)
-	if err != nil {
-		return nil, err
-	}
-	hidden = make(map[string]bool)
-	var missing []string
+// The number of a transaction says nothing on another server than its own, so only what was recorded in the
+// present epoch can be hidden.
+func (s *Store) hidden(ctx context.Context, tx pgx.Tx, table *outbox.Table, rows []Row, events map[string]*event.Event) (map[int]bool, error) {
+	var again []string
+	var xids []uint32
+	missing := make(map[int]*event.Event)
 	for i := range rows {
 		e := rows[i].Event
-		if rows[i].Copied || e.Source != table.Source.Name || events[e.Row] != nil {
-			continue
-		}
-		missing = append(missing, e.Row)
-		if e.Position.Epoch == epoch && running.Has(e.XID) {
-			hidden[e.Row] = true
+		if found := events[e.Row]; !rows[i].Copied && e.Source == table.Source.Name && (found == nil || found.ID != e.ID) {
+			missing[i] = e
+			again, xids = append(again, e.Row), append(xids, e.XID)
 		}
 	}
-	found, err := table.Fetch(ctx, tx, missing)
-	for row, e := range found { // it was committed in between
-		events[row] = e
-		delete(hidden, row)
+	if len(missing) == 0 {
+		return nil, nil
 	}
-	return hidden, err
+	var epoch int32
+	err := tx.QueryRow(ctx, `SELECT coalesce((SELECT epoch FROM walpost.slots WHERE slot = $1), 1)`, s.slot).Scan(&epoch)
+	if err != nil {
+		return nil, err
+	}
+	running, err := postgres.StillRunning(ctx, tx, xids)
+	if err != nil {
+		return nil, err
+	}
+	found, err := table.Fetch(ctx, tx, again)
+	if err != nil {
+		return nil, err
+	}
+	maps.Copy(events, found)
+	hidden := make(map[int]bool)
+	for i, e := range missing {
+		late := events[e.Row]
+		hidden[i] = (late == nil || late.ID != e.ID) && e.Position.Epoch == epoch && running[e.XID]
+	}
+	return hidden, nil
 }
 
 // referred puts together what is recorded of an event and what its row holds. A row with another event

@@ -43,20 +43,19 @@ func (l *Lane) newCall() *call {
 		l.spareCalls[last] = nil
 		l.spareCalls = l.spareCalls[:last]
 	}
-	c.begun, c.lead = time.Now(), l.lead
+	c.begun, c.lead, c.returned, c.overdue = time.Now(), l.lead, false, false
 	return c
 }
 
 // letGo ends the use of a call and of what it held, so that neither stays in memory: a stopped timer stays
-// in the runtime's heap for a while. One whose watch has fired is not used again: who was told of it may
-// still wait for mu. The caller holds mu.
-func (l *Lane) letGo(c *call, unwatched bool) {
+// in the runtime's heap for a while. One that was not in time is not used again: who was told by its watch
+// may still wait for mu. The caller holds mu.
+func (l *Lane) letGo(c *call, inTime bool) {
 	clear(c.items)
 	clear(c.deliveries)
 	clear(c.outcome)
 	c.items, c.deliveries, c.outcome, c.lead = c.items[:0], c.deliveries[:0], c.outcome[:0], nil
-	if unwatched && len(l.spareCalls) < l.options.Concurrency {
-		c.returned = false
+	if inTime && len(l.spareCalls) < l.options.Concurrency {
 		l.spareCalls = append(l.spareCalls, c)
 	}
 }
@@ -64,21 +63,10 @@ func (l *Lane) letGo(c *call, unwatched bool) {
 // work makes one call and settles its items. It returns the call with which the goroutine goes on, whose
 // stack is as large as the handler needs it.
 func (l *Lane) work(c *call) (next *call) {
-	term := l.stream.Term()
-	for _, it := range c.items {
-		if it.dead {
-			continue // it needs no subscriber, only the record
-		}
-		d := subscriber.Delivery{Event: it.ev, Attempt: it.attempts() + 1, Term: term}
-		if it.replay != nil {
-			d.Replay, d.Again = true, it.replay.again
-		}
-		c.deliveries = append(c.deliveries, d)
-	}
 	var err error
-	unwatched := true
+	inTime := true
 	if len(c.deliveries) > 0 {
-		unwatched, err = l.call(c)
+		inTime, err = l.call(c)
 	}
 	handed := 0
 	for _, it := range c.items {
@@ -89,11 +77,11 @@ func (l *Lane) work(c *call) (next *call) {
 		c.outcome = append(c.outcome, errorOf(err, handed, len(c.deliveries)))
 		handed++
 	}
-	return l.settle(c, unwatched)
+	return l.settle(c, inTime)
 }
 
 // call hands the deliveries to the subscriber, and tells whether it returned before it was overdue.
-func (l *Lane) call(c *call) (unwatched bool, err error) {
+func (l *Lane) call(c *call) (inTime bool, err error) {
 	ctx, cancel := context.WithTimeoutCause(c.lead, l.options.Timeout, l.late)
 	defer cancel()
 	if c.watch == nil {
@@ -106,7 +94,7 @@ func (l *Lane) call(c *call) (unwatched bool, err error) {
 	if l.stream.MayBegin == nil || l.stream.MayBegin() {
 		err = l.protect(ctx, c.deliveries)
 	}
-	unwatched = c.watch.Stop()
+	inTime = c.watch.Stop()
 	if errors.Is(err, errSuspended) || errors.Is(err, subscriber.ErrOldTerm) {
 		l.Suspend() // whoever keeps the lead finds out whether it is still ours
 	}
@@ -114,7 +102,7 @@ func (l *Lane) call(c *call) (unwatched bool, err error) {
 	if err == nil && time.Since(begun) > l.options.Timeout {
 		err = fmt.Errorf("handler returned %v after its deadline of %v", time.Since(begun)-l.options.Timeout, l.options.Timeout)
 	}
-	return unwatched, err
+	return inTime, err
 }
 
 // errorOf is what the error of a call of n deliveries says of delivery i.
@@ -158,7 +146,7 @@ func (l *Lane) protect(ctx context.Context, deliveries []subscriber.Delivery) (e
 func (l *Lane) markOverdue(c *call) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if c.returned {
+	if c.returned || c.overdue { // or a stop was not willing to wait for it
 		return
 	}
 	c.overdue = true
@@ -169,6 +157,9 @@ func (l *Lane) markOverdue(c *call) {
 	l.log.Error("handler does not return although its deadline is over; its keys wait for it",
 		"event", c.items[0].ev.ID, "events", len(c.items), "timeout", l.options.Timeout)
 	l.failed(c.items[0], 0)
+	// What of it is in debt by now is recorded before anything newer of its key is read: from now on nothing
+	// waits for the handler any more.
+	l.abandonOverdue()
 	l.pump()
 	signal(l.idle)
 	signal(l.desk)
@@ -176,7 +167,7 @@ func (l *Lane) markOverdue(c *call) {
 
 // settle ends a call: what is delivered or recorded as dead is finished, the rest goes back to the front
 // of its key. It returns another call that has begun.
-func (l *Lane) settle(c *call, unwatched bool) (next *call) {
+func (l *Lane) settle(c *call, inTime bool) (next *call) {
 	outcome := c.outcome
 	l.recordDead(c.items, outcome)
 
@@ -203,7 +194,7 @@ func (l *Lane) settle(c *call, unwatched bool) (next *call) {
 		l.settleKey(c.items[begin:end], outcome[begin:end], suspended, now)
 		end = begin
 	}
-	l.letGo(c, unwatched)
+	l.letGo(c, inTime)
 	l.acknowledge()
 	l.metrics.open.Set(float64(l.held))
 	next = l.next()

@@ -153,15 +153,16 @@ func (d *desk) round(ctx context.Context) error {
 	l.mu.Lock()
 	l.assess(time.Now())
 	l.mu.Unlock()
-	for _, step := range []func(context.Context) error{d.check, d.record, d.settle, d.read} {
+	for _, step := range []func(context.Context) error{d.check, d.record, d.settle} {
 		if err := step(ctx); err != nil {
 			return err
 		}
 	}
+	err := d.read(ctx)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.leaveDebt()
-	return nil
+	l.leaveDebt() // whatever cannot be read
+	return err
 }
 
 // check looks up whether what the stream brings after a restart is recorded already.

@@ -7,7 +7,8 @@
 // The files in reading order: lane.go (what a lane is), queue.go (order within a key), attempt.go (one
 // call of the subscriber), backoff.go and breaker.go (when to try again), scope.go (which events are
 // held back because their key is in debt), desk.go (the goroutine that records debt), pay.go (how it is
-// read and paid), people.go (what people change meanwhile), replay.go (what is handed over again), lead.go (what happens while another relay may lead).
+// read and paid), people.go (what people change meanwhile), replay.go (what is handed over again), lead.go
+// (what happens while another relay may lead).
 package lane
 
 import (
@@ -100,8 +101,8 @@ type Lane struct {
 	stream  Stream
 	log     *slog.Logger
 	metrics *Metrics
-	made    time.Time
-	late    error // why the context of a handler has ended
+	made    time.Time // from when item.offered is counted
+	late    error     // why the context of a handler has ended
 
 	mu          sync.Mutex
 	draining    bool                    // Run has been told to stop; guarded by mu
@@ -306,7 +307,9 @@ func (l *Lane) awaitHandlers() error {
 	case <-ended:
 		return nil
 	case <-grace.C:
-		return fmt.Errorf("subscriber %q: handler of event %v ignores that its context ended", l.Name(), l.Stats().Overdue)
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return fmt.Errorf("subscriber %q: handler of event %v ignores that its context ended", l.Name(), l.inWork(func(*call) bool { return true }))
 	}
 }
 
@@ -337,12 +340,29 @@ func (l *Lane) next() *call {
 		}
 		c := l.newCall()
 		if l.take(c, size); len(c.items) > 0 {
+			l.address(c)
 			l.calls[c] = struct{}{}
 			return c
 		}
 		l.letGo(c, true)
 	}
 	return nil
+}
+
+// address makes the deliveries of a call. What already is to be a dead letter needs no subscriber, only the
+// record. The caller holds mu.
+func (l *Lane) address(c *call) {
+	term := l.stream.Term()
+	for _, it := range c.items {
+		if it.dead {
+			continue
+		}
+		d := subscriber.Delivery{Event: it.ev, Attempt: it.attempts() + 1, Term: term}
+		if it.replay != nil {
+			d.Replay, d.Again = true, it.replay.again
+		}
+		c.deliveries = append(c.deliveries, d)
+	}
 }
 
 // probe is called by the breaker's timer.
@@ -401,14 +421,21 @@ func (l *Lane) Stats() Stats {
 	s := l.stats
 	s.Open, s.BreakerOpen = l.held, l.breaker.open
 	s.InDebt, s.KeysInDebt, s.Paused = l.scope.all, len(l.scope.keys), l.scope.paused
+	s.Overdue = l.inWork(func(c *call) bool { return c.overdue })
+	return s
+}
+
+// inWork are the ids of events that are in certain calls. The caller holds mu.
+func (l *Lane) inWork(which func(*call) bool) []string {
+	var ids []string
 	for c := range l.calls {
-		if c.overdue {
+		if which(c) {
 			for _, it := range c.items {
-				s.Overdue = append(s.Overdue, it.ev.ID)
+				ids = append(ids, it.ev.ID)
 			}
 		}
 	}
-	return s
+	return ids
 }
 
 func signal(c chan struct{}) {

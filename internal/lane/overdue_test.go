@@ -2,6 +2,7 @@ package lane_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -124,5 +125,33 @@ func TestLane_aHandlerHasADeadlineThatSaysSo(t *testing.T) {
 		}
 		sub.Release()
 		r.await(1)
+	})
+}
+
+// A handler is at work when its key falls into debt, and fails only after it was given up. What is newer has
+// been recorded meanwhile, and waits for it all the same.
+func TestLane_isNotOvertakenWhileALateHandlerFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sub := subscribertest.Handling("sub", func(_ context.Context, d subscriber.Delivery) error {
+			if d.ID == "K/0" && d.Attempt == 1 {
+				time.Sleep(15 * time.Second) // deaf to its deadline of 10 s
+				return errors.New("late")
+			}
+			return nil
+		})
+		o := settings()
+		o.Concurrency = 1
+		r := newRig(t, sub, o)
+		r.share = 3
+		r.start(never)
+		r.offer("K/0", "K/1", "K/2")
+		ends := r.await(3)
+		var got []string
+		for _, end := range ends {
+			got = append(got, end.id)
+		}
+		if want := []string{"K/0", "K/1", "K/2"}; !slices.Equal(got, want) {
+			t.Errorf("ended in the order %v, want %v", got, want)
+		}
 	})
 }

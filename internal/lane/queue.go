@@ -48,7 +48,12 @@ func (it *item) failing() *failure {
 }
 
 // attempts is the number of failed ones.
-func (it *item) attempts() int { return it.past().attempts }
+func (it *item) attempts() int {
+	if it.failure == nil {
+		return 0
+	}
+	return it.failure.attempts
+}
 
 // fromDebt reports whether the item was read from the debt.
 func (it *item) fromDebt() bool { return it.live == nil && it.replay == nil }

@@ -24,6 +24,7 @@ type plan struct {
 	how   failure
 	dead  bool // a permanent error in the end
 	takes time.Duration
+	late  time.Duration // of one that is deaf
 }
 
 type failure int
@@ -32,6 +33,8 @@ const (
 	byError failure = iota
 	byPanic
 	byDeadline
+	deaf // fails some time after its deadline
+	failures
 )
 
 // capricious is a subscriber that follows a plan for each event, and an oracle that sees whether it is
@@ -42,11 +45,13 @@ type capricious struct {
 	order    map[string][]string // ids in commit order, by what order is kept within
 	done     func(id string) bool
 
-	mu         sync.Mutex
-	random     *rand.Rand     // guarded by mu
-	inHand     map[string]int // calls by what order is kept within; guarded by mu
-	effects    map[string]int // guarded by mu
-	complaints []string       // guarded by mu
+	mu      sync.Mutex
+	random  *rand.Rand     // guarded by mu
+	inHand  map[string]int // calls by what order is kept within; guarded by mu
+	effects map[string]int // guarded by mu
+	// late are the events of batches that did not end in time: what had its effect may come again.
+	late       map[string]bool // guarded by mu
+	complaints []string        // guarded by mu
 }
 
 func (c *capricious) Name() string      { return "capricious" }
@@ -86,6 +91,13 @@ func (c *capricious) HandleBatch(ctx context.Context, deliveries []subscriber.De
 			behind[key] = !subscriber.IsPermanent(err)
 		}
 	}
+	if ctx.Err() != nil {
+		c.mu.Lock()
+		for _, d := range deliveries {
+			c.late[d.ID] = true
+		}
+		c.mu.Unlock()
+	}
 	if len(failed) == 0 {
 		return nil
 	}
@@ -116,6 +128,10 @@ func (c *capricious) handle(ctx context.Context, d subscriber.Delivery) error {
 	switch {
 	case fail && p.how == byPanic:
 		panic("by plan")
+	case fail && p.how == deaf:
+		deadline, _ := ctx.Deadline()
+		time.Sleep(time.Until(deadline) + p.late)
+		return subscribertest.ErrFailing
 	case fail && p.how == byDeadline:
 		<-ctx.Done()
 		return context.Cause(ctx)
@@ -156,7 +172,7 @@ func (c *capricious) enter(deliveries []subscriber.Delivery) {
 				c.complain("%s: another call has key %q in hand", d.ID, key)
 			}
 		}
-		if c.isDone(d.ID) {
+		if c.isDone(d.ID) && !c.late[d.ID] {
 			c.complain("%s: handed over although it has ended", d.ID)
 		}
 		for _, id := range c.order[key] {
@@ -198,7 +214,7 @@ func newCapricious(random *rand.Rand, ordering lane.Ordering, n int) (*capriciou
 	c := &capricious{
 		ordering: ordering, random: rand.New(rand.NewPCG(random.Uint64(), 0)),
 		plans: make(map[string]*plan), order: make(map[string][]string),
-		inHand: make(map[string]int), effects: make(map[string]int),
+		inHand: make(map[string]int), effects: make(map[string]int), late: make(map[string]bool),
 	}
 	keys := 1 + random.IntN(30)
 	trouble := 2 + random.IntN(30) // one of so many events fails
@@ -209,7 +225,8 @@ func newCapricious(random *rand.Rand, ordering lane.Ordering, n int) (*capriciou
 		ids = append(ids, id)
 		p := &plan{takes: time.Duration(random.IntN(20)) * time.Millisecond, dead: random.IntN(40) == 0}
 		if random.IntN(trouble) == 0 {
-			p.fails, p.how = 1+random.IntN(6), failure(random.IntN(3))
+			p.fails, p.how = 1+random.IntN(6), failure(random.IntN(int(failures)))
+			p.late = time.Duration(random.IntN(6000)) * time.Millisecond
 		}
 		c.plans[id] = p
 		switch ordering {
@@ -282,7 +299,11 @@ func live(t *testing.T, ordering lane.Ordering, seed uint64) {
 		if dead[end.id] {
 			want = 0
 		}
-		if end.dead != dead[end.id] || sub.effects[end.id] != want {
+		effects := sub.effects[end.id]
+		if sub.late[end.id] {
+			effects = min(effects, 1)
+		}
+		if end.dead != dead[end.id] || effects != want {
 			t.Errorf("%s: dead %v after %d effects, want dead %v and %d", end.id, end.dead, sub.effects[end.id], dead[end.id], want)
 		}
 	}

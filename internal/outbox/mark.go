@@ -3,6 +3,7 @@ package outbox
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -17,8 +18,9 @@ const maxMarked = 1000
 
 // Marked is a row whose event every subscriber that wants it has finished.
 type Marked struct {
-	// Row is the Row of the event, EventID its ID.
+	// Row is the Row of the event, EventID its ID, XID the transaction that wrote it, 0 where that is not known.
 	Row, EventID string
+	XID          uint32
 	// Attempts is the number of failed attempts over all subscribers, to be added to the row's.
 	Attempts int
 	// Owed says that a delivery of the event was recorded as owed. Such a row is marked only when nothing
@@ -33,12 +35,17 @@ type MarkResult struct {
 	Owed int
 	// Elsewhere rows were published already: by us before a restart, or by another poller.
 	Elsewhere int
-	// Missing are the Rows that were not found: deleted, or not visible yet under synchronous replication.
+	// Missing are the Rows that are gone: their owner has deleted them.
 	Missing []string
 }
 
+// ErrNotVisible means that the row of an event cannot be seen yet: an event can come a moment before its row,
+// and long before it while a synchronous standby is away. The same call later finds it.
+var ErrNotVisible = errors.New("its row is not visible yet: its commit is in the WAL and not over, because it waits for the flush or a synchronous standby")
+
 // Mark publishes rows by primary key, 1,000 with each statement: it sets the published column where it
-// is not set, and adds the attempts. Nothing else is ever written to a row. No row may come twice.
+// is not set, and adds the attempts. Nothing else is ever written to a row. No row may come twice. With
+// ErrNotVisible the transaction has to be rolled back.
 //
 // It is for a table that Marks. The confirm waits for it, so its errors say what a person must do.
 func (t *Table) Mark(ctx context.Context, tx pgx.Tx, slot string, rows []Marked) (MarkResult, error) {
@@ -46,12 +53,51 @@ func (t *Table) Mark(ctx context.Context, tx pgx.Tx, slot string, rows []Marked)
 	if t.Published == "" {
 		return result, fmt.Errorf("mark rows of %s: it has no published column", t.Source.relation())
 	}
-	for batch := range slices.Chunk(rows, maxMarked) {
-		if err := t.markBatch(ctx, tx, slot, batch, &result); err != nil {
-			return result, t.explain(fmt.Errorf("mark %d rows of %s: %w", len(batch), t.Source.relation(), err))
+	if err := t.markAll(ctx, tx, slot, rows, &result); err != nil || len(result.Missing) == 0 {
+		return result, err
+	}
+	// What is missing may have become visible since the look, or not be visible yet.
+	missed := setOf(result.Missing)
+	missing := make([]Marked, 0, len(missed))
+	xids := make([]uint32, 0, len(missed))
+	for _, row := range rows {
+		if missed[row.Row] {
+			missing = append(missing, row)
+			xids = append(xids, row.XID)
+		}
+	}
+	running, err := postgres.StillRunning(ctx, tx, xids)
+	if err != nil {
+		return result, err
+	}
+	result.Missing = nil
+	if err := t.markAll(ctx, tx, slot, missing, &result); err != nil {
+		return result, err
+	}
+	missed = setOf(result.Missing)
+	for _, row := range missing {
+		if missed[row.Row] && running[row.XID] {
+			return result, fmt.Errorf("mark event %q of %s: %w", row.EventID, t.Source.relation(), ErrNotVisible)
 		}
 	}
 	return result, nil
+}
+
+func setOf(rows []string) map[string]bool {
+	set := make(map[string]bool, len(rows))
+	for _, row := range rows {
+		set[row] = true
+	}
+	return set
+}
+
+func (t *Table) markAll(ctx context.Context, tx pgx.Tx, slot string, rows []Marked, result *MarkResult) error {
+	for batch := range slices.Chunk(rows, maxMarked) {
+		if err := t.markBatch(ctx, tx, slot, batch, result); err != nil {
+			return t.explain(fmt.Errorf("mark %d rows of %s: %w", len(batch), t.Source.relation(), err))
+		}
+	}
+	return nil
 }
 
 func (t *Table) markBatch(ctx context.Context, tx pgx.Tx, slot string, rows []Marked, result *MarkResult) error {

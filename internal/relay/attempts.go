@@ -122,9 +122,11 @@ func (f AttemptFilter) fits(k *kept) bool {
 // make a lane wait for longer than it takes to look at 256 attempts: who reads too slowly misses some, and
 // is told how many.
 type Attempts struct {
-	mu      sync.Mutex
-	ring    []kept        // the attempt number n stands at n % len; guarded by mu
-	calls   []call        // and the call of number n so, too; every call has an attempt, so none is needed longer; guarded by mu
+	mu   sync.Mutex
+	ring []kept // the attempt number n stands at n % len; guarded by mu
+	// The call of number n stands at n % len, too. As every call has at least one attempt, the ring of
+	// attempts forgets a call's last one before this ring does the call.
+	calls   []call        // guarded by mu
 	called  uint64        // number of the next call; guarded by mu
 	first   uint64        // Seq of the first ever; guarded by mu
 	next    uint64        // Seq of the next one; guarded by mu

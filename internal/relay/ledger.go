@@ -3,7 +3,6 @@ package relay
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -29,25 +28,12 @@ type tableLedger struct {
 	tables outbox.Tables
 }
 
-// errNotVisible means that rows are in the stream and not in the table: with synchronous replication an
-// event can come a moment before its row.
-type errNotVisible struct{ rows int }
-
-func (e errNotVisible) Error() string {
-	return fmt.Sprintf("%d rows are not visible yet: their commits are in the WAL and not over, because they wait for the flush or a synchronous standby", e.rows)
-}
-
 func (l *tableLedger) write(ctx context.Context, finished []*ack.Entry, confirm event.LSN, at *positions) (elsewhere int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, statementLimit)
 	defer cancel()
 	err = postgres.InTx(ctx, l.pool, func(tx pgx.Tx) error {
 		elsewhere = 0
 		if err := l.fence.Hold(ctx, tx); err != nil {
-			return err
-		}
-		// Read before the rows are looked for: a transaction that ends in between still counts as running.
-		running, err := postgres.ReadRunning(ctx, tx)
-		if err != nil {
 			return err
 		}
 		for source, table := range l.tables.BySource() {
@@ -61,9 +47,6 @@ func (l *tableLedger) write(ctx context.Context, finished []*ack.Entry, confirm 
 			result, err := table.Mark(ctx, tx, l.slot, rows)
 			if err != nil {
 				return err
-			}
-			if invisible := stillInvisible(source, finished, result.Missing, running); invisible > 0 {
-				return errNotVisible{invisible}
 			}
 			elsewhere += result.Elsewhere
 		}
@@ -85,25 +68,10 @@ func rowsOf(source string, finished []*ack.Entry) []outbox.Marked {
 	var rows []outbox.Marked
 	for _, e := range finished {
 		if e.Event.Source == source && e.Event.Row != "" {
-			rows = append(rows, outbox.Marked{Row: e.Event.Row, EventID: e.Event.ID, Attempts: e.Attempts, Owed: e.Owed})
+			rows = append(rows, outbox.Marked{Row: e.Event.Row, EventID: e.Event.ID, XID: e.Event.XID, Attempts: e.Attempts, Owed: e.Owed})
 		}
 	}
 	return rows
-}
-
-// stillInvisible counts the events whose row was not found although its transaction still runs, as others
-// see it. A row whose transaction has ended is gone: its owner deleted it.
-func stillInvisible(source string, finished []*ack.Entry, missing []string, running postgres.Running) int {
-	if len(missing) == 0 {
-		return 0
-	}
-	invisible := 0
-	for _, e := range finished {
-		if e.Event.Source == source && running.Has(e.Event.XID) && slices.Contains(missing, e.Event.Row) {
-			invisible++
-		}
-	}
-	return invisible
 }
 
 // confirm records the position. Once that is committed the server may be told.

@@ -51,7 +51,7 @@ type recorder struct {
 // ledger is where the recorder writes; fulfilled by tableLedger.
 type ledger interface {
 	// write marks the rows of what is finished and records the position, and the subscribers' positions where
-	// they are given, in one transaction, or does nothing: with errNotVisible while a row is not there yet.
+	// they are given, in one transaction, or does nothing: with outbox.ErrNotVisible while a row is not there yet.
 	// It returns how many rows somebody else had marked.
 	write(ctx context.Context, finished []*ack.Entry, confirm event.LSN, at *positions) (elsewhere int, err error)
 }

@@ -131,8 +131,8 @@ func (s *stream) read(ctx context.Context) error {
 		// A clock that is read for each message costs more than the message. What is read at once is
 		// handled within milliseconds.
 		now := s.conn.gulps.at
-		// So does the rest: nothing of it can have changed before the next wait, except by what was read,
-		// and that is seen when nothing is left of it.
+		// So does the rest. What is due changes only by what is read and by a wait: it is looked up after
+		// each wait, and when everything that was read has been taken.
 		look := now != s.looked || s.conn.gulps.empty()
 		if look {
 			s.looked = now
