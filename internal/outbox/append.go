@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
@@ -26,12 +27,6 @@ type New struct {
 	Headers map[string]string
 }
 
-// insert is a SELECT, so that a condition can follow. It has strings for JSON, not bytes: with pgx's simple
-// protocol (a pooler may ask for it) bytes become a bytea literal.
-const insert = `
-	INSERT INTO public.outbox (event_id, event_type, aggregate_type, aggregate_id, partition_key, payload, headers)
-	SELECT $1::text, $2::text, nullif($3, ''), nullif($4, ''), nullif($5, ''), $6::jsonb, $7::jsonb`
-
 // Append writes ev to public.outbox within the caller's transaction: the event exists exactly if the
 // transaction commits, and nothing has to be published afterwards, because the WAL does that.
 //
@@ -42,53 +37,56 @@ const insert = `
 // Where order within the key matters, take a lock on the key before the call and keep it until the
 // commit: the row draws its number here, and a repair of the stream reads rows in that order.
 func Append(ctx context.Context, tx pgx.Tx, ev New) error {
-	args, err := ev.args()
+	sql, args, err := ev.insert(1)
 	if err == nil {
-		_, err = tx.Exec(ctx, insert, args...)
+		_, err = tx.Exec(ctx, sql, args...)
 	}
-	return ev.appended(err)
-}
-
-// QueueIf is Append for a batch that is a transaction, or a part of one. The event is written if condition,
-// which is SQL and no data, holds when the server gets there: so it can depend on what a statement before it
-// has changed without a round trip in between. In the condition $1 is the id of the event; its own
-// parameters, of which args are the values, begin with $8.
-//
-// What Postgres has to say against the event is an error of the batch.
-func QueueIf(batch *pgx.Batch, ev New, condition string, args ...any) error {
-	own, err := ev.args()
-	if err != nil {
-		return ev.appended(err)
-	}
-	batch.Queue(insert+" WHERE "+condition, append(own, args...)...).Fn = func(results pgx.BatchResults) error {
-		_, err := results.Exec()
-		return ev.appended(err)
-	}
-	return nil
-}
-
-// appended says of an error, if there is one, what it was about.
-func (ev New) appended(err error) error {
 	if err != nil {
 		return fmt.Errorf("append event %q to the outbox: %w", ev.ID, err)
 	}
 	return nil
 }
 
-// args are the values of insert.
-func (ev New) args() ([]any, error) {
+// InsertFrom is Append for a statement that makes the change as well. The change stands in front, as a common table
+// expression that returns one row if there was a change and else none; for that row the event is written. So the two
+// cannot part, whatever a trigger makes of the row, and take no round trip more than the change alone:
+//
+//	insert, args, err := outbox.InsertFrom("paid", ev, orderID)
+//	…
+//	tag, err := tx.Exec(ctx, `
+//		WITH paid AS (UPDATE orders SET status = 'paid' WHERE id = $1 AND status <> 'paid' RETURNING id)`+insert, args...)
+//
+// args are the values of the parameters that the text in front has, $1 and on. Those of the event come behind them,
+// in the text and in what is returned. from is SQL and no data.
+func InsertFrom(from string, ev New, args ...any) (sql string, all []any, err error) {
+	sql, own, err := ev.insert(len(args) + 1)
+	if err != nil {
+		return "", nil, fmt.Errorf("write event %q: %w", ev.ID, err)
+	}
+	return sql + " FROM " + from, slices.Concat(args, own), nil
+}
+
+// insert returns the statement that writes ev, its parameters being numbered from first, and their values. It is a
+// SELECT, so that FROM can follow. JSON goes as strings, not as bytes: with pgx's simple protocol (a pooler may ask
+// for it) bytes become a bytea literal.
+func (ev New) insert(first int) (sql string, args []any, err error) {
 	if err := ev.check(); err != nil {
-		return nil, err
+		return "", nil, err
 	}
 	headers := "{}"
 	if len(ev.Headers) > 0 {
 		text, err := json.Marshal(ev.Headers)
 		if err != nil {
-			return nil, fmt.Errorf("headers: %w", err)
+			return "", nil, fmt.Errorf("headers: %w", err)
 		}
 		headers = string(text)
 	}
-	return []any{ev.ID, ev.Type, ev.AggregateType, ev.AggregateID, ev.Key, string(ev.Payload), headers}, nil
+	n := first
+	sql = fmt.Sprintf(`
+		INSERT INTO public.outbox (event_id, event_type, aggregate_type, aggregate_id, partition_key, payload, headers)
+		SELECT $%d::text, $%d::text, nullif($%d, ''), nullif($%d, ''), nullif($%d, ''), $%d::jsonb, $%d::jsonb`,
+		n, n+1, n+2, n+3, n+4, n+5, n+6)
+	return sql, []any{ev.ID, ev.Type, ev.AggregateType, ev.AggregateID, ev.Key, string(ev.Payload), headers}, nil
 }
 
 // check refuses what Postgres would take although it is no event, or although it would be stored altered.

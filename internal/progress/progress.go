@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/oklog/ulid/v2"
 
@@ -68,8 +67,9 @@ const lessonLocks = 0x6c65 // "le"
 // Only the first call for a user and lesson does so: every later one, also one that arrives at the same
 // moment, returns the result of the first, whatever slugs it names.
 //
-// After an error the caller cannot know whether the transaction was committed, if the connection broke
-// during the commit; to ask again is always right.
+// After an error the caller cannot know whether the transaction was committed: COMMIT is on its way with everything
+// else, so a deadline, a caller that leaves or a connection that breaks does not keep it from the server. To ask again
+// is always right.
 func (s *Service) Complete(ctx context.Context, c Completion) (Result, error) {
 	// The time is that of the call, which may have to wait for its turn. What puts the events of a user in
 	// order is the number of their rows, not their times.
@@ -77,8 +77,7 @@ func (s *Service) Complete(ctx context.Context, c Completion) (Result, error) {
 	result := Result{EventID: s.ids(now), CompletedAt: now}
 	err := postgres.InBatch(ctx, s.pool, func(batch *pgx.Batch) error {
 		queueLock(batch, c)
-		queueProgress(batch, c, &result)
-		return queueEvent(batch, c, result)
+		return queueCompletion(batch, c, &result)
 	})
 	if err == nil && result.AlreadyCompleted {
 		result, err = s.first(ctx, c)
@@ -97,25 +96,43 @@ func queueLock(batch *pgx.Batch, c Completion) {
 	batch.Queue(`SELECT pg_advisory_xact_lock($1, hashint8($2))`, lessonLocks, c.UserID)
 }
 
-// queueProgress stores the completion that result has, unless the lesson is completed already.
-func queueProgress(batch *pgx.Batch, c Completion, result *Result) {
+// queueCompletion stores the completion that result has and its event, unless the lesson is completed already. It is
+// one statement, so that there is an event exactly if a row was stored, also when a trigger stores another row than
+// this one. It stands behind the lock and not in the same statement: only so does it see what the lock has waited for.
+func queueCompletion(batch *pgx.Batch, c Completion, result *Result) error {
+	ev, err := completed(c, *result)
+	if err != nil {
+		return err
+	}
+	insertEvent, args, err := outbox.InsertFrom("stored", ev,
+		c.UserID, c.LessonID, c.TrackSlug, c.LessonSlug, result.CompletedAt, result.EventID)
+	if err != nil {
+		return err
+	}
 	batch.Queue(`
-		INSERT INTO public.lesson_progress AS p
-			(user_id, lesson_id, track_slug, lesson_slug, completed, completed_at, event_id)
-		VALUES ($1, $2, $3, $4, true, $5, $6)
-		ON CONFLICT (user_id, lesson_id) DO UPDATE
-			SET track_slug = excluded.track_slug, lesson_slug = excluded.lesson_slug,
-				completed = true, completed_at = excluded.completed_at, event_id = excluded.event_id
-			WHERE NOT p.completed`,
-		c.UserID, c.LessonID, c.TrackSlug, c.LessonSlug, result.CompletedAt, result.EventID,
-	).Exec(func(tag pgconn.CommandTag) error {
+		WITH stored AS (
+			INSERT INTO public.lesson_progress AS p
+				(user_id, lesson_id, track_slug, lesson_slug, completed, completed_at, event_id)
+			VALUES ($1, $2, $3, $4, true, $5, $6)
+			ON CONFLICT (user_id, lesson_id) DO UPDATE
+				SET track_slug = excluded.track_slug, lesson_slug = excluded.lesson_slug,
+					completed = true, completed_at = excluded.completed_at, event_id = excluded.event_id
+				WHERE NOT p.completed
+			RETURNING p.user_id
+		)`+insertEvent, args...,
+	).Fn = func(results pgx.BatchResults) error {
+		tag, err := results.Exec()
+		if err != nil {
+			return fmt.Errorf("store progress and event %q: %w", ev.ID, err)
+		}
 		result.AlreadyCompleted = tag.RowsAffected() == 0
 		return nil
-	})
+	}
+	return nil
 }
 
-// queueEvent adds the event to the outbox if the completion that is stored by now is the one that result has.
-func queueEvent(batch *pgx.Batch, c Completion, result Result) error {
+// completed is the event of a completion.
+func completed(c Completion, result Result) (outbox.New, error) {
 	payload, err := json.Marshal(event.LessonCompleted{
 		EventID:       result.EventID,
 		Type:          event.TypeLessonCompleted,
@@ -127,13 +144,13 @@ func queueEvent(batch *pgx.Batch, c Completion, result Result) error {
 		LessonSlug:    c.LessonSlug,
 	})
 	if err != nil {
-		return fmt.Errorf("encode event: %w", err)
+		return outbox.New{}, fmt.Errorf("encode event: %w", err)
 	}
 	headers := map[string]string{"correlation_id": c.CorrelationID}
 	if c.TraceParent != "" {
 		headers["traceparent"] = c.TraceParent
 	}
-	ev := outbox.New{
+	return outbox.New{
 		ID:            result.EventID,
 		Type:          event.TypeLessonCompleted,
 		AggregateType: "lesson",
@@ -141,9 +158,7 @@ func queueEvent(batch *pgx.Batch, c Completion, result Result) error {
 		Key:           strconv.FormatInt(c.UserID, 10),
 		Payload:       payload,
 		Headers:       headers,
-	}
-	return outbox.QueueIf(batch, ev, `EXISTS (
-		SELECT FROM public.lesson_progress WHERE user_id = $8 AND lesson_id = $9 AND event_id = $1)`, c.UserID, c.LessonID)
+	}, nil
 }
 
 // first reads the completion that was there already. It stays as it is, so this needs no transaction.

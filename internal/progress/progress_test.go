@@ -3,6 +3,7 @@ package progress
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"slices"
 	"sync"
 	"testing"
@@ -256,6 +257,35 @@ func TestComplete_leavesNothingBehindWhenTheEventCannotBeWritten(t *testing.T) {
 			}
 			wantRows(t, db, 1)
 		})
+	}
+}
+
+// F-18: a trigger can have another row stored than the one that was sent, or none. Success means both rows.
+func TestComplete_writesAnEventExactlyIfATriggerLetsProgressBeStored(t *testing.T) {
+	tests := []struct {
+		name, body string
+		want       int64
+	}{
+		{"another event id", `NEW.event_id := 'other'; RETURN NEW;`, 1},
+		{"another lesson", `NEW.lesson_id := NEW.lesson_id + 1000; RETURN NEW;`, 1},
+		{"nothing", `RETURN NULL;`, 0},
+	}
+	for _, begun := range []bool{false, true} {
+		for _, test := range tests {
+			t.Run(fmt.Sprintf("%s, begun %t", test.name, begun), func(t *testing.T) {
+				db := testdb.New(t)
+				if begun {
+					db.Exec(`INSERT INTO public.lesson_progress (user_id, lesson_id, track_slug, lesson_slug) VALUES (42, 7, 'old', 'old')`)
+				}
+				db.Exec(`CREATE FUNCTION public.alter() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN ` + test.body + ` END $$;
+					CREATE TRIGGER alter BEFORE INSERT OR UPDATE ON public.lesson_progress FOR EACH ROW EXECUTE FUNCTION public.alter()`)
+				result, err := New(db.Pool).Complete(t.Context(), completion(42, 7))
+				if stored := err == nil && !result.AlreadyCompleted; stored != (test.want == 1) {
+					t.Errorf("the result is %+v, %v", result, err)
+				}
+				wantRows(t, db, test.want)
+			})
+		}
 	}
 }
 
