@@ -104,3 +104,9 @@ func (a *asked) anotherSlot(got, want string) error {
 	}
 	return fmt.Errorf("ask the relay at %s: it has slot %q, not %q: name the address of the right one with --ops-url", a.url, plain(got, 63), want)
 }
+
+// anotherServer is the error of an answer of a relay that reads a slot of the right name, and not that of the database.
+func (a *asked) anotherServer(slot string) error {
+	return fmt.Errorf("ask the relay at %s: it is not the leader here: it reads a slot %q of another server, or the lead changes just now: "+
+		"name the address of the right one with --ops-url", a.url, slot)
+}

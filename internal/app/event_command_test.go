@@ -4,10 +4,13 @@ import (
 	"encoding/json"
 	"errors"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 
 	"github.com/backendstart/walpost/internal/ops"
+	"github.com/backendstart/walpost/internal/relay"
 	"github.com/backendstart/walpost/internal/subscriber/subscribertest"
 	"github.com/backendstart/walpost/internal/testdb"
 	"github.com/backendstart/walpost/internal/testprogram"
@@ -103,6 +106,49 @@ func TestStatus_putsNobodyBehindForTheWALOfOthers(t *testing.T) {
 		return status.Slot.LagBytes-status.Subscribers[0].LagBytes > foreign/2
 	})
 	d.stop(relay)
+}
+
+// On another server, with positions far ahead, a slot may have the same name. Only the answer is made up here, from
+// that of a real relay.
+func TestStatus_doesNotTakeAnotherServersRelayForItsOwn(t *testing.T) {
+	d := newDeskTest(t)
+	first, url := d.relay()
+	_, answer := get(t, url+"/progress")
+	var other relay.Progress
+	if err := json.Unmarshal([]byte(answer), &other); err != nil {
+		t.Fatal(err)
+	}
+	other.ReceivedLSN = "FFFF/0"
+	elsewhere := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if err := json.NewEncoder(w).Encode(other); err != nil {
+			t.Error(err)
+		}
+	}))
+	defer elsewhere.Close()
+	d.env["WALPOST_OPS_URL"] = elsewhere.URL
+	type answered struct {
+		ops.Status
+		Relay *relay.Progress `json:"relay"`
+	}
+
+	var own answered
+	if d.read("status", &own); own.Relay == nil {
+		t.Error("the answer of the leader is not taken")
+	}
+	d.stop(first)
+	const unread = 2 << 20
+	d.Exec(`SELECT pg_logical_emit_message(true, 'others', repeat('x', $1))`, unread) // the commit flushes it
+	var down answered
+	if d.read("status", &down); down.Relay != nil || down.Subscribers[0].LagBytes < unread {
+		t.Errorf("nobody reads the slot, and the status is %+v", down)
+	}
+	second, _ := d.relay()
+	var led answered
+	if d.read("status", &led); led.Relay != nil {
+		t.Errorf("another relay leads, and that of term %d is taken for it", led.Relay.Term)
+	}
+	d.says("status", "What the running relay has in memory is not shown", "of another server")
+	d.stop(second)
 }
 
 func TestMain_takesWhatPeopleTryFirst(t *testing.T) {

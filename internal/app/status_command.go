@@ -18,7 +18,9 @@ type statusCommand struct {
 }
 
 func (statusCommand) Help() string {
-	return `Reads the database, so it answers with the relay up or down, and asks the running relay at its ops address what it has in memory. FINISHED is the commit up to which a subscriber has everything, as it was last written; BEHIND is WAL from the oldest delivery that waits, or else from what is finished or, where the relay answers and has nothing for it, was read, to the end; HOLDS is what of it the slot keeps for that debt.
+	return `Reads the database, so it answers with the relay up or down, and asks the running relay at its ops address what it has in memory.
+
+FINISHED is the commit up to which a subscriber has everything, as it was last written. BEHIND is the WAL that it has still before it: from its oldest delivery that waits, or, if none does, from what is finished or confirmed. For a subscriber that has nothing to do it begins where the relay has read to; that is known only while the relay answers. HOLDS is how much of BEHIND the slot keeps for its debt.
 
   walpost status
   walpost status --json | jq '.slot.retained_bytes'
@@ -40,6 +42,9 @@ func (c statusCommand) Run(r *run) error {
 		silent := running.get(r.ctx, "/progress", nil, progress)
 		if silent == nil {
 			silent = running.anotherSlot(progress.Slot, c.Slot)
+		}
+		if silent == nil && progress.State == relay.Streaming && !status.ReadBy(*progress) {
+			silent = running.anotherServer(c.Slot)
 		}
 		if silent != nil {
 			progress = nil

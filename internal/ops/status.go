@@ -116,12 +116,19 @@ func (d *Desk) Status(ctx context.Context) (Status, error) {
 	return s, nil
 }
 
-// Tell takes in what the running relay of the slot has in memory. While nothing is committed for it, a relay writes
+// ReadBy reports whether p is of the relay that reads this slot now. Its name alone does not tell: a slot of another
+// server may have the same, and WAL positions that mean nothing here.
+func (s *Status) ReadBy(p relay.Progress) bool {
+	return s.Slot.Active && s.Leader != nil && p.State == relay.Streaming &&
+		p.Slot == s.Slot.Name && p.Holder == s.Leader.Holder && p.Term == s.Leader.Term
+}
+
+// Tell takes in what p has in memory, if it is of the relay that reads the slot. While nothing is committed for it, a relay writes
 // nothing, and confirms what others write to the WAL in large steps; so only the relay knows that it has seen more, and
 // that none of it was for a subscriber.
 func (s *Status) Tell(p relay.Progress) {
 	confirmed, err := event.ParseLSN(s.Slot.Confirmed)
-	if err != nil || p.State != relay.Streaming {
+	if err != nil || !s.ReadBy(p) {
 		return
 	}
 	end := confirmed + event.LSN(s.Slot.LagBytes)

@@ -128,7 +128,7 @@ func (r *Relay) standsStill(tracker *ack.Tracker) (time.Duration, int) {
 // Progress is a snapshot of where the relay stands.
 func (r *Relay) Progress() Progress {
 	r.mu.Lock()
-	p := Progress{Slot: r.Slot, State: r.state, Received: r.wal.Received()}
+	p := Progress{Slot: r.Slot, Holder: r.holder(), Term: r.fence.Term(), State: r.state, Received: r.wal.Received()}
 	tracker := r.tracker
 	r.mu.Unlock()
 	if tracker != nil {

@@ -31,7 +31,11 @@ type Health struct {
 
 // Progress is a snapshot of where the relay stands.
 type Progress struct {
-	Slot         string       `json:"slot"`
+	Slot string `json:"slot"`
+	// Holder and Term are those of its last leadership as walpost.leader has them; 0 before the first. They tell it
+	// from a relay on another server whose slot has the same name.
+	Holder       string       `json:"holder,omitempty"`
+	Term         int64        `json:"term,omitempty"`
 	State        State        `json:"state"`
 	Received     event.LSN    `json:"-"`
 	Confirmed    event.LSN    `json:"-"`
