@@ -13,7 +13,7 @@
 set -eu
 
 # The newest minor releases that are packed. A newer one here is fetched at the next run. walpost does not
-# support 13: it is here for walpost doctor, which has to meet a server that is too old.
+# support 13: it is here for walpost doctor, which has to meet a server that is too old. npm has it for linux-x64 only.
 packed() {
 	case $1 in
 	13) echo 13.23.0-beta.16 ;;

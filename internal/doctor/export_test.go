@@ -20,6 +20,9 @@ var (
 	JudgeSynced  = func(slot string, states []string) []Finding {
 		return (&exam{Options: Options{Slot: slot}}).judgeSynced(states)
 	}
+	MendOf = func(source string) *Mend {
+		return (&exam{}).set(&setting{name: "track_activities", value: "off", source: source}, "on")
+	}
 	JudgeStandbySlots = func(value string, present []string) []Finding {
 		return (&exam{}).judgeStandbySlots(&setting{name: "synchronized_standby_slots", value: value, source: "configuration file"}, present)
 	}

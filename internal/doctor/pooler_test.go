@@ -120,3 +120,12 @@ func pool(client net.Conn, config *pgconn.Config, refuses bool) {
 		}
 	}
 }
+
+// A pooler passes settings on in the startup packet, or as a SET; the server then says "client" or "session".
+func TestDoctor_sendsAPersonToThePoolerForWhatTheSessionSets(t *testing.T) {
+	for _, source := range []string{"client", "session"} {
+		if mend := doctor.MendOf(source); len(mend.SQL) > 0 || !strings.Contains(mend.Do, "pooler") {
+			t.Errorf("what is set by the %s is to be mended by %+v", source, *mend)
+		}
+	}
+}

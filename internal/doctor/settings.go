@@ -45,8 +45,8 @@ const superuser = "a superuser; at a managed service, in its parameters"
 // (PostgreSQL manual, "pg_settings"; the words of source are those of GucSource_Names in its guc_tables.c)
 func (e *exam) set(s *setting, value string) *Mend {
 	switch s.source {
-	case "client":
-		return &Mend{Do: fmt.Sprintf("database_url (WALPOST_DATABASE_URL) or PGOPTIONS sets %s for the sessions of walpost, which wins over everything: take it out there", s.name)}
+	case "client", "session": // a pooler sends what it is to set as the one, or as a SET
+		return &Mend{Do: fmt.Sprintf("database_url (WALPOST_DATABASE_URL), PGOPTIONS or the connect settings of a pooler in between (connect_query of PgBouncer) set %s for the sessions of walpost, which wins over everything: take it out there", s.name)}
 	case "global":
 		return &Mend{As: superuser, SQL: []string{"ALTER ROLE ALL RESET " + s.name}}
 	case "user":
