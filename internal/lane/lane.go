@@ -309,7 +309,7 @@ func (l *Lane) awaitHandlers() error {
 	case <-grace.C:
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		return fmt.Errorf("subscriber %q: handler of event %v ignores that its context ended", l.Name(), l.inWork(func(*call) bool { return true }))
+		return fmt.Errorf("subscriber %q: calls with events %v do not end: a handler ignores that its context has, or a dead letter cannot be recorded", l.Name(), l.inWork(func(*call) bool { return true }))
 	}
 }
 

@@ -15,6 +15,7 @@ const lockKey = `pg_catalog.hashtextextended('walpost/' || $1, 0)`
 // stand tries to get the lock until it has it, and then makes sure that nothing of the old holder goes on.
 func (l *Lease) stand(ctx context.Context, conn *pgx.Conn) error {
 	var said string
+	var told time.Time // when it was last said that the leader's sessions are ended
 	var free time.Duration // since when nobody is seen to hold the lock; 0 while somebody does
 	for {
 		found, err := l.look(ctx, conn)
@@ -35,7 +36,10 @@ func (l *Lease) stand(ctx context.Context, conn *pgx.Conn) error {
 		wait := heartbeat
 		switch {
 		case found.idle >= stale:
-			l.Log.Warn("the leader does not answer any more; ending its sessions", "holder", found.application, "pid", found.pid, "silent", found.idle)
+			if time.Since(told) >= tellEvery { // a server that is stuck takes its time
+				told = time.Now()
+				l.Log.Warn("who holds the lease does not answer any more; ending its sessions", "holder", l.nameOf(found), "pid", found.pid, "silent", found.idle)
+			}
 			// All of them, and not only this one: it may be frozen in a first repair, before it is recorded as leader.
 			if err := l.end(ctx, conn, `application_name = $1`, found.application); err != nil {
 				return err
@@ -47,15 +51,30 @@ func (l *Lease) stand(ctx context.Context, conn *pgx.Conn) error {
 		case found.idle > stale/2:
 			wait = hurry
 		}
-		if found.application != said {
-			said = found.application
-			l.Log.Info("another relay leads; standing by", "slot", l.Slot, "holder", said)
+		if found.application == l.Application() {
+			l.set(false, 0, l.nameOf(found)+" still holds the lease")
+		} else {
+			if found.application != said {
+				said = found.application
+				l.Log.Info("another relay leads; standing by", "slot", l.Slot, "holder", said)
+			}
+			l.set(false, 0, "another relay leads: "+found.application)
 		}
-		l.set(false, 0, fmt.Sprintf("another relay leads: %s", found.application))
 		if err := l.listen(ctx, conn, wait); err != nil {
 			return err
 		}
 	}
+}
+
+// tellEvery keeps a server that does not end sessions from filling the log.
+const tellEvery = 10 * time.Second
+
+// nameOf is who is found, for people.
+func (l *Lease) nameOf(found holding) string {
+	if found.application == l.Application() {
+		return "a lost session of this relay"
+	}
+	return found.application
 }
 
 // takeFree takes a lock that nobody holds. Its last holder may have lost only the session, and may act until

@@ -2,6 +2,8 @@ package relay
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"time"
@@ -9,6 +11,7 @@ import (
 	"github.com/backendstart/walpost/internal/ack"
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/lane"
+	"github.com/backendstart/walpost/internal/outbox"
 )
 
 const (
@@ -43,6 +46,8 @@ type recorder struct {
 	positionsAt time.Time // when positions were last written; owned by run
 	dirty       bool      // a delivery ended since then; owned by run
 	elsewhere   sync.Once // said that somebody else marks rows
+
+	unrecorded error // why something finished comes again, once run has ended
 
 	mu  sync.Mutex
 	err error // of the last write, nil when it worked; guarded by mu
@@ -126,11 +131,15 @@ func (r *recorder) record(ctx context.Context, last bool) {
 			return
 		}
 		if ctx.Err() != nil {
-			r.log.Error("stopped before everything finished was recorded; it comes again", "err", err)
+			if len(settled.Entries) > 0 || confirm > r.recorded {
+				r.unrecorded = fmt.Errorf("stopped before everything finished was recorded; it comes again: %w", err)
+			}
 			return
 		}
 		wait := backoff.Wait(failures)
-		if failures == 1 || wait > time.Second {
+		// On a busy server a row comes a moment after its event: that is nobody's concern.
+		moment := errors.Is(err, outbox.ErrNotVisible) && failures < 4
+		if !moment && (failures == 1 || wait > time.Second) {
 			r.log.Warn("cannot record what is finished, will try again; nothing is confirmed meanwhile", "attempt", failures, "wait", wait, "err", err)
 		}
 		r.metrics.failures.Inc()

@@ -214,7 +214,7 @@ func (r *Relay) live(ctx context.Context, first *session, careful bool, found *s
 		r.setState(Repairing, why)
 		stop(why)
 		if err := <-ended; err != nil {
-			r.Log.Error("a handler does not end; it is left behind", "err", err)
+			r.Log.Error("not everything has ended; it is left behind", "err", err)
 		}
 		return why, nil
 	}
@@ -313,7 +313,7 @@ func (p *parts) start(ctx context.Context, r *Relay, watch func(context.Context)
 		recorded()
 		others.Wait()
 		close(p.drained)
-		ended <- errors.Join(errs...)
+		ended <- errors.Join(append(errs, p.recorder.unrecorded)...)
 	}()
 	return ended
 }

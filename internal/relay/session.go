@@ -63,6 +63,10 @@ var errChangedMeanwhile = errors.New("something has changed meanwhile")
 // waits between attempts to reach Postgres.
 var reconnect = lane.Backoff{Initial: 500 * time.Millisecond, Max: 15 * time.Second}
 
+// waiting is the longest wait while another session has the slot: it may end at any moment, and then nobody
+// delivers.
+const waiting = 2 * time.Second
+
 // waits before everything is built anew once more. Nothing is delivered meanwhile, and a repair makes progress
 // even when the slot is lost again: what it has recorded stays recorded.
 var rebuild = lane.Backoff{Initial: 500 * time.Millisecond, Max: 2 * time.Second}
@@ -73,6 +77,7 @@ const steady = 10 * time.Second
 // openUntilReady opens a session, again and again while Postgres is away or another session holds the
 // slot. It returns nil without an error when ctx ends first.
 func (r *Relay) openUntilReady(ctx context.Context, open func(context.Context) (*session, error)) (*session, error) {
+	var said time.Time
 	for failures := 1; ; failures++ {
 		r.awaitLead(ctx)
 		s, err := open(ctx)
@@ -88,13 +93,16 @@ func (r *Relay) openUntilReady(ctx context.Context, open func(context.Context) (
 		wait := reconnect.Wait(failures)
 		state := Reconnecting
 		if errors.Is(err, wal.ErrSlotInUse) {
-			state = Waiting
+			state, wait = Waiting, min(wait, waiting)
 		}
 		if errors.Is(err, errNoLead) {
 			continue
 		}
 		r.setState(state, err)
-		r.Log.Warn("cannot stream, will try again", "state", state, "attempt", failures, "wait", wait, "err", err)
+		if failures <= 3 || time.Since(said) >= reconnect.Max {
+			said = time.Now()
+			r.Log.Warn("cannot stream, will try again", "state", state, "attempt", failures, "wait", wait, "err", err)
+		}
 		select {
 		case <-time.After(wait):
 		case <-ctx.Done():
