@@ -135,14 +135,10 @@ func (l *lab) recvlogical(ctx context.Context, program, end string, events int) 
 		return s, err
 	}
 	defer func() { err = errors.Join(err, l.dropSlot(ctx, slot)) }()
-	server, err := postgres.ConnConfig(l.dsn)
+	cmd, err := l.recvlogicalCommand(ctx, program, slot, "--endpos="+end)
 	if err != nil {
 		return s, err
 	}
-	cmd := exec.CommandContext(ctx, program, "--start", "--slot="+slot, "--file=/dev/null", "--endpos="+end, "--no-loop",
-		"--option=proto_version=1", `--option=publication_names="`+l.base+`"`, "--option=messages=true",
-		"--host="+server.Host, fmt.Sprintf("--port=%d", server.Port), "--username="+server.User, "--dbname="+server.Database)
-	cmd.Env = append(os.Environ(), "PGPASSWORD="+server.Password)
 	said := newOutput()
 	cmd.Stderr = said
 	if err := cmd.Start(); err != nil {
@@ -166,6 +162,48 @@ func (l *lab) recvlogical(ctx context.Context, program, end string, events int) 
 		rate: float64(events) / at.Sub(begun).Seconds(),
 		cpu:  float64(used.Microseconds()) / float64(events),
 	}, nil
+}
+
+// besideRecvlogical does something while pg_recvlogical reads a copy of the slot.
+func (l *lab) besideRecvlogical(ctx context.Context, program string, do func(context.Context) (sample, error)) (s sample, err error) {
+	slot, err := l.copySlot(ctx)
+	if err != nil {
+		return s, err
+	}
+	defer func() { err = errors.Join(err, l.dropSlot(ctx, slot)) }()
+	cmd, err := l.recvlogicalCommand(ctx, program, slot)
+	if err != nil {
+		return s, err
+	}
+	if err := cmd.Start(); err != nil {
+		return s, fmt.Errorf("start pg_recvlogical: %w", err)
+	}
+	ended := make(chan struct{})
+	go func() {
+		_ = cmd.Wait() // it is ended below
+		close(ended)
+	}()
+	defer func() {
+		_ = cmd.Process.Signal(os.Interrupt)
+		<-ended
+	}()
+	if _, err := l.streaming(ctx, slot, ended); err != nil {
+		return s, err
+	}
+	return do(ctx)
+}
+
+// recvlogicalCommand reads a slot to /dev/null.
+func (l *lab) recvlogicalCommand(ctx context.Context, program, slot string, args ...string) (*exec.Cmd, error) {
+	server, err := postgres.ConnConfig(l.dsn)
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.CommandContext(ctx, program, append([]string{"--start", "--slot=" + slot, "--file=/dev/null", "--no-loop",
+		"--option=proto_version=1", `--option=publication_names="` + l.base + `"`, "--option=messages=true",
+		"--host=" + server.Host, fmt.Sprintf("--port=%d", server.Port), "--username=" + server.User, "--dbname=" + server.Database}, args...)...)
+	cmd.Env = append(os.Environ(), "PGPASSWORD="+server.Password)
+	return cmd, nil
 }
 
 // intoDebt is the no-op rate with one subscriber more, which is down: its events have to be recorded as owed

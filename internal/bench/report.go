@@ -91,12 +91,22 @@ func (b bar) row(name string) Row {
 // compare adds a row with the ratio of ours to the other's, turn by turn.
 func (l *lab) compare(b bar, ours, other []sample, get func(sample) float64) {
 	r := b.row(l.current)
+	r.Ours, r.Other, r.Value = spread(each(ours, get)), spread(each(other, get)), spread(ratios(ours, other, get))
+	l.add(r)
+}
+
+// ratios are those of two contestants, turn by turn.
+func ratios(ours, other []sample, get func(sample) float64) []float64 {
 	ratios := make([]float64, len(ours))
 	for i := range ours {
 		ratios[i] = get(ours[i]) / get(other[i])
 	}
-	r.Ours, r.Other, r.Value = spread(each(ours, get)), spread(each(other, get)), spread(ratios)
-	l.add(r)
+	return ratios
+}
+
+// note says what the figure of the last row leaves open.
+func (l *lab) note(format string, args ...any) {
+	l.report.Rows[len(l.report.Rows)-1].Note = fmt.Sprintf(format, args...)
 }
 
 // absolute adds a row without anybody beside.

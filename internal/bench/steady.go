@@ -58,15 +58,16 @@ const insertOne = `
 	'user_id', $2::bigint, 'lesson_id', $3::bigint + 1, 'track_slug', 'go-basics', 'lesson_slug', 'channels',
 	'pad', repeat('x', greatest(0, $4::int - 230))))`
 
-// producer compares how fast rows are inserted while a relay drains with how fast without any slot reader.
+// producer compares how fast rows are inserted while a relay drains with how fast without any slot reader. How
+// fast beside pg_recvlogical, which does nothing with what it reads, tells what the server takes for a reader.
 func producer(ctx context.Context, l *lab) error {
 	b := bar{what: "producer's inserts while the relay drains", unit: "rows/s", beside: "no slot reader", bar: 0.75, aim: 0.85}
 	insert := func(ctx context.Context) (sample, error) {
 		n, err := l.write(ctx, 0, l.Timed, nil)
 		return sample{rate: float64(n) / l.Timed.Seconds()}, err
 	}
-	samples, err := l.turns(ctx, b.what,
-		contestant{"relay drains", func(ctx context.Context) (sample, error) {
+	all := []contestant{
+		{"relay drains", func(ctx context.Context) (sample, error) {
 			var s sample
 			err := l.withRelay(ctx, l.noops("bench-noop"), 0, nil, func(relay *child) (err error) {
 				s, err = insert(ctx)
@@ -75,16 +76,30 @@ func producer(ctx context.Context, l *lab) error {
 			})
 			return s, err
 		}},
-		contestant{"no slot reader", func(ctx context.Context) (sample, error) {
+		{"no slot reader", func(ctx context.Context) (sample, error) {
 			if _, err := l.backlog(ctx, "huge", 1, l.Payload); err != nil {
 				return sample{}, err
 			}
 			return insert(ctx)
+		}}}
+	recvlogical, found := findRecvlogical()
+	if found {
+		all = append(all, contestant{"pg_recvlogical drains", func(ctx context.Context) (sample, error) {
+			if _, err := l.backlog(ctx, "huge", 1, l.Payload); err != nil {
+				return sample{}, err
+			}
+			return l.besideRecvlogical(ctx, recvlogical, insert)
 		}})
+	}
+	samples, err := l.turns(ctx, b.what, all...)
 	if err != nil {
 		return err
 	}
 	l.compare(b, samples[0], samples[1], rateOf)
+	if found {
+		floor := spread(ratios(samples[2], samples[1], rateOf))
+		l.note("with pg_recvlogical as the reader it is %.2f× (%.2f to %.2f): that is what the server takes for a reader", floor.Median, floor.Min, floor.Max)
+	}
 	return nil
 }
 
