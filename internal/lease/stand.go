@@ -15,7 +15,7 @@ const lockKey = `pg_catalog.hashtextextended('walpost/' || $1, 0)`
 // stand tries to get the lock until it has it, and then makes sure that nothing of the old holder goes on.
 func (l *Lease) stand(ctx context.Context, conn *pgx.Conn) error {
 	var said string
-	var told time.Time // when it was last said that the leader's sessions are ended
+	var told time.Time     // when it was last said that the leader's sessions are ended
 	var free time.Duration // since when nobody is seen to hold the lock; 0 while somebody does
 	for {
 		found, err := l.look(ctx, conn)
