@@ -40,7 +40,7 @@ type benchCommand struct {
 func (benchCommand) Help() string {
 	return `Each case is a ratio within this run on this machine: walpost beside pg_recvlogical, a poller, a bare loop, in turns of rotating order, as the median with the least and the greatest. The bar and the aim stand beside it. What is not there to compare with is reported as not run.
 
-Takes about a quarter of an hour and leaves nothing behind.
+Takes about ten minutes and leaves nothing behind.
 
   walpost bench
   walpost bench --quick
