@@ -34,8 +34,13 @@ var awkward = []fault{
 	{name: "is missing", check: "replica-identity", level: doctor.Problem, says: "no replica identity",
 		seed: run(`ALTER TABLE "The School"."out""box's" DROP CONSTRAINT outbox_pkey`, "CREATE PUBLICATION everything FOR ALL TABLES")},
 	{name: "is full of dead rows", check: "table-bloat", level: doctor.Warning, says: "dead rows",
-		seed: run(`INSERT INTO "The School"."out""box's" (event_id, event_type, payload) SELECT n, 'x', '{}' FROM generate_series(1, 12000) n`,
-			`DELETE FROM "The School"."out""box's"`)},
+		seed: func(w *world) {
+			run(`INSERT INTO "The School"."out""box's" (event_id, event_type, payload) SELECT n, 'x', '{}' FROM generate_series(1, 12000) n`,
+				`DELETE FROM "The School"."out""box's"`)(w)
+			w.await("the statistics are in", func() bool {
+				return w.db.Int(`SELECT n_dead_tup FROM pg_stat_all_tables WHERE relid = '"The School"."out""box''s"'::regclass`) > 10_000
+			})
+		}},
 }
 
 // What is printed runs as it is printed, whatever the names in it.
