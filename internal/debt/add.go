@@ -112,7 +112,7 @@ func (s *Store) add(ctx context.Context, tx pgx.Tx, subscriber string, ids []str
 }
 
 // behindTheStream is the first free position before all that the stream still brings: those of a repair
-// stand there, too. (POSTGRES §1)
+// stand there, too. (docs/postgres.md §1)
 func (s *Store) behindTheStream(ctx context.Context, tx pgx.Tx, subscriber string) (event.Position, error) {
 	var position event.Position
 	var confirmed string

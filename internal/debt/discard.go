@@ -93,5 +93,5 @@ func (s *Store) Clean(ctx context.Context) (int, error) {
 }
 
 // passed is true of a delivery, named o, whose transaction the slot has behind it: the server never sends
-// one again that committed below the confirmed position. (POSTGRES §1)
+// one again that committed below the confirmed position. (docs/postgres.md §1)
 const passed = `EXISTS (SELECT FROM walpost.slots s WHERE s.slot = o.slot AND (o.epoch, o.commit_lsn) < (s.epoch, s.confirmed))`

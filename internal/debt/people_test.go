@@ -393,7 +393,7 @@ func TestPeoplesChanges_areToldToWhoListens(t *testing.T) {
 	}
 }
 
-// The relay's role has DML on walpost's tables and column grants on the outbox (POSTGRES §11).
+// The relay's role has DML on walpost's tables and column grants on the outbox (docs/postgres.md §11).
 func TestStore_needsNoMoreRightsThanTheRelayHas(t *testing.T) {
 	db := testdb.New(t)
 	events := fill(t, db, 2)

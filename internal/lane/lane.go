@@ -30,7 +30,7 @@ import (
 // Ordering says which events of a subscriber wait for each other.
 type Ordering string
 
-// The orderings of DESIGN §7.
+// The orderings that a subscriber can ask for.
 const (
 	ByKey Ordering = "key"   // events of one key, one at a time, in commit order
 	Total Ordering = "total" // all events, one at a time, in commit order

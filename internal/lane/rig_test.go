@@ -18,7 +18,7 @@ import (
 	"github.com/backendstart/walpost/internal/subscriber"
 )
 
-// settings are the defaults of DESIGN §9, but nothing falls into debt: what these tests are about happens
+// settings are the defaults of docs/configuration.md, but nothing falls into debt: what these tests are about happens
 // in the lane's hands.
 func settings() lane.Options {
 	return lane.Options{

@@ -1,5 +1,5 @@
 // Package lease lets one of several relays lead a slot, and hands the lead over when that one dies, freezes
-// or is cut off. The lease is an advisory lock of a session of its own with a heartbeat (POSTGRES §8): it
+// or is cut off. The lease is an advisory lock of a session of its own with a heartbeat (docs/postgres.md §8): it
 // writes nothing. It knows nothing about events; that no statement of an old leadership comes after one of
 // the new is the business of debt.Fence, and who stops and resumes what is package relay.
 package lease

@@ -13,7 +13,7 @@ import (
 	"github.com/backendstart/walpost/internal/postgres"
 )
 
-// maxMarked is the number of rows that one statement marks (DESIGN: batches of up to 1,000).
+// maxMarked is the number of rows that one statement marks (as many locks are held at once).
 const maxMarked = 1000
 
 // Marked is a row whose event every subscriber that wants it has finished.

@@ -17,7 +17,7 @@ import (
 // within fn.
 //
 // They come in commit order where the server has track_commit_timestamp on; rows older than that
-// setting come first. Without it they come in the order of the source's order column. (POSTGRES §5:
+// setting come first. Without it they come in the order of the source's order column. (docs/postgres.md §5:
 // right only because the relay never touches an unpublished row.)
 //
 // Position and XID are left to the caller; CommittedAt is zero where the server does not know it. tx

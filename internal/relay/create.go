@@ -64,7 +64,7 @@ func loadRecord(ctx context.Context, pool *pgxpool.Pool, slot string) (*record, 
 // there were.
 //
 // The debt comes from the snapshot that belongs to the slot's first position: nothing is missing between
-// the debt and the stream, and nothing is in both. (POSTGRES §5, A) What keeps a second relay from doing the same
+// the debt and the stream, and nothing is in both. (docs/postgres.md §5, A) What keeps a second relay from doing the same
 // meanwhile, open says.
 func (r *Relay) makeSlot(ctx context.Context, s *session, fix *repair) (rows int64, err error) {
 	if err := r.begin(ctx, s); err != nil {

@@ -164,7 +164,7 @@ func (p *positions) write(ctx context.Context, tx pgx.Tx, slot string) error {
 
 // recordRetained makes all rows that the tables have a debt of one subscriber that is new to the slot.
 // What the stream brings of them once more is looked up until it is past this moment, which moves the
-// horizon. (POSTGRES §5, B)
+// horizon. (docs/postgres.md §5, B)
 func (r *Relay) recordRetained(ctx context.Context, s *session, subscriber int) error {
 	begun := time.Now()
 	name := r.Subscriptions[subscriber].Subscriber.Name()

@@ -13,7 +13,7 @@ import (
 )
 
 // Kinds of repair. Either way every unpublished row of the tables becomes a debt, so that nothing is lost
-// whatever the stream lacks. (POSTGRES §4 and §5)
+// whatever the stream lacks. (docs/postgres.md §4 and §5)
 const (
 	slotAnew = "anew" // A: the slot is lost; a new one begins where the snapshot of the rows ends
 	slotKept = "kept" // B: the slot is there; what it brings of the rows once more is known by their ids
@@ -48,7 +48,7 @@ func (r *Relay) findOrMakeSlot(ctx context.Context, s *session, why *changed) er
 	return r.repair(ctx, s, fix)
 }
 
-// diagnose says which repair is needed, nil for none. (POSTGRES §4)
+// diagnose says which repair is needed, nil for none. (docs/postgres.md §4)
 func (r *Relay) diagnose(ctx context.Context, s *session, why *changed) (*repair, error) {
 	slot, rec := s.slot, s.record
 	fix := func(kind, format string, args ...any) (*repair, error) {
@@ -163,7 +163,7 @@ func (r *Relay) mayRepair(ctx context.Context, s *session, fix *repair) error {
 //
 // Before the snapshot it waits for all transactions that are running: one whose commit waits for a
 // synchronous standby is in the WAL, and perhaps behind the slot, and in no snapshot; and one that wrote
-// while its table was not published is not in the stream whenever it commits. (POSTGRES §5, B)
+// while its table was not published is not in the stream whenever it commits. (docs/postgres.md §5, B)
 func (r *Relay) keepSlot(ctx context.Context, s *session, fix *repair) (rows int64, err error) {
 	from, err := r.awaitRunning(ctx, "the repair")
 	if err != nil {

@@ -135,7 +135,7 @@ func final(err error) error {
 }
 
 // open prepares everything in the only right order: checks, tables, publication, slot, and makes or repairs
-// what is missing. why is the change after which everything is opened anew, nil at the start. (POSTGRES §4:
+// what is missing. why is the change after which everything is opened anew, nil at the start. (docs/postgres.md §4:
 // what is found, and what is done)
 //
 // Invariant, with a lease and without, however many relays of the slot there are and wherever one of them is

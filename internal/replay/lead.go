@@ -29,7 +29,7 @@ func (s *Store) Open(ctx context.Context) ([]Replay, error) {
 }
 
 // Position is the first free position before all that the stream still brings to the subscriber. A replayed
-// event stands there if it becomes a dead letter. (POSTGRES §1)
+// event stands there if it becomes a dead letter. (docs/postgres.md §1)
 func (s *Store) Position(ctx context.Context, subscriber string) (event.Position, error) {
 	var position event.Position
 	var commit string
