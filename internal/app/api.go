@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"net"
 	"os"
 	"runtime/debug"
 	"time"
@@ -90,13 +89,4 @@ func openDatabase(ctx context.Context, dsn config.Secret, application string, se
 		return nil, postgres.Mask(err, dsn.Reveal())
 	}
 	return pool, nil
-}
-
-// localAddress is how to reach a listener from this machine, also when it listens everywhere.
-func localAddress(listener net.Listener) string {
-	address := listener.Addr().(*net.TCPAddr)
-	if address.IP.IsUnspecified() {
-		return (&net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: address.Port}).String()
-	}
-	return address.String()
 }

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strings"
 	"time"
 
 	"github.com/backendstart/walpost/internal/config"
@@ -19,7 +20,8 @@ const askLimit = 3 * time.Second
 
 // asked is a running relay, as a command reaches it over its ops API.
 type asked struct {
-	url    string
+	url    string // as it is said
+	base   string // in front of a path
 	token  config.Secret
 	client *http.Client
 }
@@ -29,15 +31,21 @@ func ask(options config.Ask) (*asked, error) {
 	if err != nil {
 		return nil, config.Invalid(err)
 	}
-	return &asked{url: base, token: options.OpsToken, client: &http.Client{
-		Transport: &http.Transport{
-			Proxy:                 http.ProxyFromEnvironment,
-			DialContext:           (&net.Dialer{Timeout: askLimit, KeepAlive: 15 * time.Second}).DialContext,
-			ResponseHeaderTimeout: askLimit,
-		},
+	dialer := &net.Dialer{Timeout: askLimit, KeepAlive: 15 * time.Second}
+	transport := &http.Transport{Proxy: http.ProxyFromEnvironment, DialContext: dialer.DialContext, ResponseHeaderTimeout: askLimit}
+	a := &asked{url: base, base: base, token: options.OpsToken, client: &http.Client{
+		Transport: transport,
 		// A token belongs to one address.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-	}}, nil
+	}}
+	if path, isSocket := strings.CutPrefix(base, "unix:"); isSocket {
+		a.base = "http://walpost"
+		transport.Proxy = nil
+		transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return dialer.DialContext(ctx, "unix", path)
+		}
+	}
+	return a, nil
 }
 
 // refusedError is an answer that says no: asking again is no use.
@@ -45,7 +53,7 @@ type refusedError struct{ error }
 
 // open asks for a path and returns the body of a good answer, which the caller closes.
 func (a *asked) open(ctx context.Context, path string, query url.Values) (io.ReadCloser, error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, a.url+path+"?"+query.Encode(), nil)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, a.base+path+"?"+query.Encode(), nil)
 	if err != nil {
 		return nil, config.Invalid(err)
 	}

@@ -15,9 +15,9 @@ import (
 
 // demoCommand reads no file: it must work, and touch nothing, wherever it is typed.
 type demoCommand struct {
+	config.Ops
 	LogLevel  slog.Level `env:"WALPOST_LOG_LEVEL" type:"loglevel" default:"warn" placeholder:"LEVEL" help:"Least level that is logged: debug, info, warn or error."`
 	APIListen string     `env:"WALPOST_API_LISTEN" type:"listen" default:"127.0.0.1:8080" placeholder:"ADDRESS" help:"Address of the API, on loopback; port 0 takes a free one."`
-	OpsListen string     `env:"WALPOST_OPS_LISTEN" type:"listen" default:"127.0.0.1:8081" placeholder:"ADDRESS" help:"Address of metrics and health; port 0 takes a free one."`
 	PgPort    int        `default:"0" placeholder:"PORT" help:"Port of the private Postgres; 0 takes a free one."`
 	Rate      float64    `default:"2" placeholder:"N" help:"Lessons that are completed per second."`
 	Traffic   bool       `default:"true" negatable:"" help:"Complete lessons all the time; --no-traffic leaves it to you."`
@@ -46,7 +46,7 @@ func (c demoCommand) Run(r *run) (err error) {
 		return err
 	}
 	defer apiListener.Close()
-	opsListener, err := listen(r.ctx, "ops-listen", c.OpsListen)
+	opsListener, err := listenOps(r.ctx, c.OpsListen)
 	if err != nil {
 		return err
 	}
@@ -106,9 +106,9 @@ func (c demoCommand) serve(r *run, dsn string, apiListener, opsListener net.List
 		return err
 	}
 	api := newAPI(auth, pool, built.registry, log)
-	ops := built.ops(config.Ops{OpsListen: c.OpsListen}, log)
-	base := "http://" + localAddress(apiListener)
-	fmt.Fprintf(r.Stdout, demoText, base, localAddress(opsListener), dsn, base, base, dsn)
+	ops := built.ops(c.Ops, log)
+	base := localURL(apiListener)
+	fmt.Fprintf(r.Stdout, demoText, base, localURL(opsListener), dsn, base, base, dsn)
 
 	parts := []part{
 		{"api", func(ctx context.Context) error { return api.Run(ctx, apiListener) }},
@@ -129,7 +129,7 @@ const demoText = `
 walpost demo is running. All of it is private to this process and goes when you press Ctrl-C.
 
   API       %s/docs
-  Metrics   http://%s/metrics, also /ready and /progress
+  Metrics   %s/metrics, also /ready and /progress
   Postgres  psql '%s'
 
 Complete a lesson:

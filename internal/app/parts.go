@@ -4,10 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
-	"syscall"
-
-	"github.com/backendstart/walpost/internal/config"
 )
 
 // part is something that runs until its context ends.
@@ -60,19 +56,4 @@ func unlessStopped(ctx context.Context, err error) error {
 		return nil
 	}
 	return err
-}
-
-// listen opens the port before anything is started that would have to be stopped again. An address that
-// is taken or wrong is a matter of configuration.
-func listen(ctx context.Context, option, address string) (net.Listener, error) {
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
-	switch {
-	case errors.Is(err, syscall.EADDRINUSE):
-		return nil, config.Invalid(fmt.Errorf("listen on %s: another program has this port: choose another one with --%s (port 0 takes a free one)", address, option))
-	case errors.Is(err, syscall.EACCES):
-		return nil, config.Invalid(fmt.Errorf("listen on %s: this user may not: choose a port above 1023 with --%s", address, option))
-	case err != nil:
-		return nil, config.Invalid(fmt.Errorf("%w: change it with --%s", err, option))
-	}
-	return listener, nil
 }

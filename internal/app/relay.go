@@ -24,7 +24,7 @@ import (
 
 // runRelay delivers until ctx ends and what is held is finished.
 func runRelay(ctx context.Context, options config.Relay, mail config.Mail, window config.Ops, kinds Kinds, log *slog.Logger) error {
-	listener, err := listen(ctx, "ops-listen", window.OpsListen)
+	listener, err := listenOps(ctx, window.OpsListen)
 	if err != nil {
 		return err
 	}
@@ -35,7 +35,7 @@ func runRelay(ctx context.Context, options config.Relay, mail config.Mail, windo
 	}
 	defer built.close()
 	limitMemory(options)
-	log.Info("relay starts", "ops", "http://"+localAddress(listener), "slot", options.Slot, "database", postgres.Redact(options.DatabaseURL.Reveal()))
+	log.Info("relay starts", "ops", localURL(listener), "slot", options.Slot, "database", postgres.Redact(options.DatabaseURL.Reveal()))
 	server := built.ops(window, log)
 	return runParts(ctx,
 		part{"relay", built.relay.Run},

@@ -48,26 +48,29 @@ type Mail struct {
 
 // Ops is the HTTP server for metrics and health.
 type Ops struct {
-	OpsListen string `env:"WALPOST_OPS_LISTEN" type:"listen" default:"127.0.0.1:8081" placeholder:"ADDRESS" help:"Address of metrics and health; port 0 takes a free one."`
-	OpsToken  Secret `env:"WALPOST_OPS_TOKEN" placeholder:"TOKEN" help:"Bearer token for /progress when ops-listen is not a loopback address."`
+	OpsListen string `env:"WALPOST_OPS_LISTEN" type:"opslisten" default:"127.0.0.1:8081" placeholder:"ADDRESS" help:"Address of metrics, health and the ops API: host:port (port 0 takes a free one), or unix:/path for a socket that only its user can reach."`
+	OpsToken  Secret `env:"WALPOST_OPS_TOKEN" placeholder:"TOKEN" help:"Bearer token. When it is set, everything but /live, /metrics and the status words of /ready needs it, on loopback too."`
 }
 
 // RelayURL is where commands find a running relay.
 type RelayURL struct {
-	OpsURL string `name:"ops-url" env:"WALPOST_OPS_URL" type:"httpurl" placeholder:"URL" help:"Ops address of the running relay, for commands that ask it; default: http and ops-listen."`
+	OpsURL string `name:"ops-url" env:"WALPOST_OPS_URL" type:"httpurl" placeholder:"URL" help:"Ops address of the running relay, http://host:port or unix:/path, for commands that ask it; default: ops-listen."`
 }
 
 // Ask is how a command asks a running relay.
 type Ask struct {
 	RelayURL
-	OpsListen string `hidden:"" env:"WALPOST_OPS_LISTEN" type:"listen" default:"127.0.0.1:8081"`
+	OpsListen string `hidden:"" env:"WALPOST_OPS_LISTEN" type:"opslisten" default:"127.0.0.1:8081"`
 	OpsToken  Secret `env:"WALPOST_OPS_TOKEN" placeholder:"TOKEN" help:"Bearer token of the relay, where it needs one."`
 }
 
-// URL is the address to ask, without a slash at its end. An error says that it cannot be known.
+// URL is the address to ask, http://… without a slash at its end or unix:/path. An error says that it cannot be known.
 func (a Ask) URL() (string, error) {
 	if a.OpsURL != "" {
 		return strings.TrimRight(a.OpsURL, "/"), nil
+	}
+	if strings.HasPrefix(a.OpsListen, "unix:") {
+		return a.OpsListen, nil
 	}
 	host, port, err := net.SplitHostPort(a.OpsListen)
 	if err != nil {

@@ -8,11 +8,13 @@ import (
 	"math"
 	"net"
 	"net/url"
+	"path/filepath"
 	"reflect"
 	"regexp"
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 	"unicode/utf8"
 
 	"github.com/alecthomas/kong"
@@ -203,6 +205,7 @@ var mappers = []kong.Option{
 	kong.NamedMapper("slot", textMapper(parseSlot)),
 	kong.NamedMapper("identifier", textMapper(parseIdentifier)),
 	kong.NamedMapper("listen", textMapper(parseListen)),
+	kong.NamedMapper("opslisten", textMapper(parseOpsListen)),
 	kong.NamedMapper("httpurl", textMapper(parseHTTPURL)),
 	kong.NamedMapper("positive", textMapper(parsePositive)),
 	kong.NamedMapper("size", textMapper(parsePositiveSize)),
@@ -261,13 +264,42 @@ func parseListen(text string) (string, error) {
 	return text, nil
 }
 
+// parseOpsListen takes an address or a socket.
+func parseOpsListen(text string) (string, error) {
+	if strings.HasPrefix(text, "unix:") {
+		return parseSocket(text)
+	}
+	return parseListen(text)
+}
+
+// maxSocketPath leaves room for the folder in which the socket is made: sockaddr_un has 108 bytes, 104 on some systems.
+const maxSocketPath = 80
+
+func parseSocket(text string) (string, error) {
+	path := strings.TrimPrefix(text, "unix:")
+	switch {
+	case !filepath.IsAbs(path) || filepath.Clean(path) != path || !isPrintable(path):
+		return "", fmt.Errorf("%q is no socket: write unix: and an absolute path, as in unix:/run/walpost/ops.sock", text)
+	case len(path) > maxSocketPath:
+		return "", fmt.Errorf("%q is longer than %d bytes, and the path of a socket is short", text, maxSocketPath)
+	}
+	return text, nil
+}
+
+func isPrintable(text string) bool {
+	return utf8.ValidString(text) && !strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) })
+}
+
 func parseHTTPURL(text string) (string, error) {
 	if text == "" {
 		return "", nil // as the file says it that config --show prints
 	}
+	if strings.HasPrefix(text, "unix:") {
+		return parseSocket(text)
+	}
 	u, err := url.Parse(text)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.RawQuery != "" || u.Fragment != "" {
-		return "", fmt.Errorf("%q is not an address to ask: write http://host:port", text)
+		return "", fmt.Errorf("%q is not an address to ask: write http://host:port or unix:/path", text)
 	}
 	return text, nil
 }

@@ -112,3 +112,12 @@ func literals(t *testing.T, pattern *regexp.Regexp) map[string]bool {
 	}
 	return found
 }
+
+// S-01: inside a container the relay listens beyond loopback, and commands that ask it need a token.
+func TestCompose_givesTheOpsAPIAToken(t *testing.T) {
+	for name, service := range readCompose(t).Services {
+		if listen := service.Environment["WALPOST_OPS_LISTEN"]; listen != "" && service.Environment["WALPOST_OPS_TOKEN"] == "" {
+			t.Errorf("%s listens on %s and has no WALPOST_OPS_TOKEN: /progress, /v1 and walpost tail are refused", name, listen)
+		}
+	}
+}

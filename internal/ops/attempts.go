@@ -102,8 +102,8 @@ func attemptsQueryOf(values url.Values) (attemptsQuery, error) {
 
 // attempts answers with what the relay remembers, or with a stream.
 func (s *Server) attempts(w http.ResponseWriter, r *http.Request) {
-	if !s.trusts(r) {
-		s.refuseStranger(w)
+	if refused := s.refuseRead(r); refused != nil {
+		s.refuse(w, refused)
 		return
 	}
 	query, err := attemptsQueryOf(r.URL.Query())

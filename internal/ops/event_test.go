@@ -63,7 +63,7 @@ func TestEvent_tellsHowFarEachSubscriberIs(t *testing.T) {
 }
 
 func TestEvent_showsWhatIsStored(t *testing.T) {
-	c := newCounter(t, "127.0.0.1:8081", "")
+	c := newCounter(t, "unix:/run/walpost/ops.sock", "")
 	if code, _ := c.ask(t, "POST", "/v1/owed/add", `{"subscriber": "analytics", "events": ["e4"], "why": "lost by the receiver"}`); code != 200 {
 		t.Fatalf("add: %d", code)
 	}

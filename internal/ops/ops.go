@@ -1,22 +1,18 @@
 // Package ops is the relay's window for machines and people: health, progress and metrics, and the desk
 // where people see what is owed and change it (desk.go), over HTTP and for the command line. It never
-// calls a subscriber: what people change are rows that the relay finds. Beyond loopback it shows no names,
-// ids or error texts to those who have no token. What it shows is made in packages relay and debt.
+// calls a subscriber: what people change are rows that the relay finds. Who may see and change what is
+// decided in access.go. What it shows is made in packages relay and debt.
 package ops
 
 import (
 	"context"
-	"crypto/sha256"
-	"crypto/subtle"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
-	"net/netip"
 	"runtime"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -38,10 +34,11 @@ type Relay interface {
 
 // Options are what the server is made of; all but Token must be set.
 type Options struct {
-	// Listen is the address as it was configured. If its host is no loopback address, callers without
-	// Token see only status words and metrics.
+	// Listen is the address as it was configured, host:port or unix:/path. It decides what callers may do
+	// where Token is "" (access.go).
 	Listen string
-	// Token is what "Authorization: Bearer" must carry beyond loopback. With "" nobody can have it.
+	// Token is what "Authorization: Bearer" must carry for everything but /live, /metrics and the status
+	// words of /ready. With "" there is none.
 	Token    string
 	Registry *prometheus.Registry
 	Relay    Relay
@@ -53,7 +50,7 @@ type Options struct {
 // Server answers for one relay.
 type Server struct {
 	options Options
-	public  bool // listens beyond loopback
+	listens reach
 	mux     *http.ServeMux
 	// crossOrigin finds requests that a page of another site makes a browser send.
 	crossOrigin *http.CrossOriginProtection
@@ -86,7 +83,7 @@ func New(options Options) *Server {
 	options.Registry.MustRegister(info)
 
 	s := &Server{
-		options: options, public: !isLoopback(options.Listen), mux: http.NewServeMux(), crossOrigin: http.NewCrossOriginProtection(),
+		options: options, listens: reachOf(options.Listen), mux: http.NewServeMux(), crossOrigin: http.NewCrossOriginProtection(),
 		times:    times{read: 5 * time.Second, write: writeTimeout, idle: 2 * time.Minute, drain: 2 * time.Second, beat: 15 * time.Second},
 		stopping: make(chan struct{}),
 	}
@@ -151,7 +148,7 @@ func (s *Server) live(w http.ResponseWriter, _ *http.Request) {
 
 func (s *Server) ready(w http.ResponseWriter, r *http.Request) {
 	health := s.options.Relay.Health()
-	if !s.trusts(r) {
+	if s.refuseRead(r) != nil {
 		health.Problems = nil // they name events, hosts and errors
 	}
 	status := http.StatusOK
@@ -162,23 +159,11 @@ func (s *Server) ready(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Server) progress(w http.ResponseWriter, r *http.Request) {
-	if s.trusts(r) {
-		s.answer(w, http.StatusOK, s.options.Relay.Progress())
+	if refused := s.refuseRead(r); refused != nil {
+		s.refuse(w, refused)
 		return
 	}
-	s.refuseStranger(w)
-}
-
-func (s *Server) refuseStranger(w http.ResponseWriter) {
-	w.Header().Set("WWW-Authenticate", "Bearer")
-	reason := "send the ops token as \"Authorization: Bearer …\""
-	switch {
-	case s.options.Token == "" && s.public:
-		reason = "beyond loopback this needs a token, and none is set: start the relay with WALPOST_OPS_TOKEN"
-	case s.options.Token == "":
-		reason = "use the name localhost or a loopback address in the URL, or start the relay with WALPOST_OPS_TOKEN and send that"
-	}
-	s.problem(w, http.StatusUnauthorized, reason)
+	s.answer(w, http.StatusOK, s.options.Relay.Progress())
 }
 
 func (s *Server) answer(w http.ResponseWriter, status int, body any) {
@@ -192,37 +177,4 @@ func (s *Server) answer(w http.ResponseWriter, status int, body any) {
 	if err := encoder.Encode(body); err != nil {
 		s.options.Log.Debug("answer not sent", "err", err) // the caller left
 	}
-}
-
-// trusts reports whether the caller may see and do everything: who reaches a loopback address by such a
-// name is on the machine, everybody else shows the token. A page of another site can make its own name
-// lead to 127.0.0.1, so the name counts, too. Hashes are compared, so that neither the content nor the
-// length of the token can be found out by timing.
-func (s *Server) trusts(r *http.Request) bool {
-	if !s.public && isLoopback(hostPort(r.Host)) {
-		return true
-	}
-	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
-	got, want := sha256.Sum256([]byte(token)), sha256.Sum256([]byte(s.options.Token))
-	same := subtle.ConstantTimeCompare(got[:], want[:]) == 1
-	return same && s.options.Token != "" && strings.EqualFold(scheme, "Bearer")
-}
-
-// hostPort completes a Host header, which leaves out port 80.
-func hostPort(host string) string {
-	if _, _, err := net.SplitHostPort(host); err != nil {
-		return net.JoinHostPort(strings.Trim(host, "[]"), "80")
-	}
-	return host
-}
-
-// isLoopback trusts addresses and the one name that stands for them; other names may resolve to
-// something else tomorrow.
-func isLoopback(listen string) bool {
-	host, _, err := net.SplitHostPort(listen)
-	if err != nil {
-		return false
-	}
-	addr, err := netip.ParseAddr(host)
-	return host == "localhost" || err == nil && addr.Unmap().IsLoopback()
 }

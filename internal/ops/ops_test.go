@@ -79,13 +79,13 @@ func TestLive_answersWhateverTheRelaySays(t *testing.T) {
 	}
 }
 
-func TestServer_showsDetailsOnLoopbackOrForTheToken(t *testing.T) {
+func TestServer_showsDetailsForTheTokenOrOnLoopbackWithoutOne(t *testing.T) {
 	for _, test := range []struct {
 		listen, token, authorization string
 		open                         bool
 	}{
 		{"127.0.0.1:8081", "", "", true},
-		{"[::1]:0", "secret", "", true},
+		{"[::1]:0", "secret", "", false},
 		{"localhost:8081", "", "", true},
 		{"[::ffff:127.0.0.1]:80", "", "", true},
 		{":8081", "", "", false},

@@ -7,7 +7,7 @@ import (
 )
 
 func TestV1_replaysAreEstimatedAskedForShownAndCancelled(t *testing.T) {
-	c := newCounter(t, "127.0.0.1:8081", "")
+	c := newCounter(t, "unix:/run/walpost/ops.sock", "")
 	code, answer := c.ask(t, "POST", "/v1/replays", `{"subscriber": "analytics", "since": "2020-01-01T00:00:00Z", "dry_run": true}`)
 	estimate, _ := answer["estimate"].(map[string]any)
 	if code != http.StatusOK || estimate["rows"] != 4.0 || estimate["sent"] != 2.0 || answer["replay"] != nil {

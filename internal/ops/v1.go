@@ -207,13 +207,16 @@ func decode(r *http.Request, target any) error {
 
 // serveDesk lets in whoever may, and turns errors into problems.
 func (s *Server) serveDesk(w http.ResponseWriter, r *http.Request, answer func(context.Context, *http.Request) (any, error)) {
-	if !s.trusts(r) {
-		s.refuseStranger(w)
+	admit := s.refuseRead
+	if r.Method == http.MethodPost {
+		admit = s.refuseChange
+	}
+	if refused := admit(r); refused != nil {
+		s.refuse(w, refused)
 		return
 	}
 	if r.Method == http.MethodPost {
-		// On loopback there is no token that a page of another site could not send, so browsers are asked
-		// where a request comes from. A form cannot send this content type.
+		// Browsers say where a request comes from. A form cannot send this content type.
 		if err := s.crossOrigin.Check(r); err != nil {
 			s.problem(w, http.StatusForbidden, "a page of another site must not change anything: "+err.Error())
 			return

@@ -140,7 +140,7 @@ func TestV1_tellsWhereSlotAndSubscribersStand(t *testing.T) {
 }
 
 func TestV1_changesWhatIsAskedForAndWritesDownWhoAsked(t *testing.T) {
-	c := newCounter(t, "127.0.0.1:8081", "")
+	c := newCounter(t, "unix:/run/walpost/ops.sock", "")
 	state := func() string { return c.Text(`SELECT state FROM walpost.subscribers WHERE name = 'analytics'`) }
 	for _, step := range []struct{ path, body, want string }{
 		{"/v1/subscribers/analytics/pause", `{"who": "alice", "why": "maintenance"}`, "map[state:paused subscriber:analytics]"},
@@ -178,7 +178,7 @@ func TestV1_changesWhatIsAskedForAndWritesDownWhoAsked(t *testing.T) {
 }
 
 func TestV1_refusesWhatCannotBeMeant(t *testing.T) {
-	c := newCounter(t, "127.0.0.1:8081", "")
+	c := newCounter(t, "unix:/run/walpost/ops.sock", "")
 	for _, test := range []struct {
 		method, path, body string
 		want               int
@@ -225,43 +225,109 @@ func TestV1_refusesWhatCannotBeMeant(t *testing.T) {
 
 // A browser that runs on the machine reaches loopback, and so does every page that it shows.
 func TestV1_keepsPagesOfOtherSitesOut(t *testing.T) {
-	c := newCounter(t, "127.0.0.1:8081", "")
+	c := newCounter(t, "127.0.0.1:8081", "secret")
 	const pause, body = "/v1/subscribers/analytics/pause", `{}`
 	for name, test := range map[string]struct {
 		headers []string
 		want    int
 	}{
-		"a program":                     {nil, 200},
-		"a page of the same origin":     {[]string{"Origin", "http://127.0.0.1:8081", "Sec-Fetch-Site", "same-origin"}, 200},
-		"a page of another site":        {[]string{"Origin", "https://evil.example", "Sec-Fetch-Site", "cross-site"}, 403},
-		"one of an older browser":       {[]string{"Origin", "https://evil.example"}, 403},
-		"a form":                        {[]string{"Content-Type", "application/x-www-form-urlencoded"}, 415},
-		"a form that sends text":        {[]string{"Content-Type", "text/plain"}, 415},
-		"a name that leads to loopback": {[]string{"Host", "evil.example:8081", "Origin", "http://evil.example:8081", "Sec-Fetch-Site", "same-origin"}, 401},
-		"localhost without a port":      {[]string{"Host", "localhost"}, 200},
-		"IPv6":                          {[]string{"Host", "[::1]:8081"}, 200},
+		"a program":               {nil, 200},
+		"a page of the same site": {[]string{"Origin", "http://127.0.0.1:8081", "Sec-Fetch-Site", "same-origin"}, 200},
+		"a page of another site":  {[]string{"Origin", "https://evil.example", "Sec-Fetch-Site", "cross-site"}, 403},
+		"one of an older browser": {[]string{"Origin", "https://evil.example"}, 403},
+		"a form":                  {[]string{"Content-Type", "application/x-www-form-urlencoded"}, 415},
+		"a form that sends text":  {[]string{"Content-Type", "text/plain"}, 415},
 	} {
-		if code, answer := c.ask(t, "POST", pause, body, test.headers...); code != test.want {
+		headers := append([]string{"Authorization", "Bearer secret"}, test.headers...)
+		if code, answer := c.ask(t, "POST", pause, body, headers...); code != test.want {
 			t.Errorf("%s: %d %v, want %d", name, code, answer, test.want)
 		}
 	}
-	if code, _ := c.ask(t, "GET", "/v1/owed", "", "Host", "evil.example"); code != 401 {
-		t.Errorf("a name that leads to loopback reads what is owed: %d", code)
-	}
 }
 
-func TestV1_needsTheTokenBeyondLoopback(t *testing.T) {
-	c := newCounter(t, "0.0.0.0:8081", "secret")
-	for _, request := range [][2]string{
-		{"GET", "/v1/status"}, {"GET", "/v1/subscribers"}, {"GET", "/v1/owed"}, {"GET", "/v1/owed/e1"},
-		{"POST", "/v1/subscribers/analytics/pause"}, {"POST", "/v1/subscribers/analytics/resume"},
-		{"POST", "/v1/owed/redrive"}, {"POST", "/v1/owed/discard"}, {"POST", "/v1/owed/add"},
+// routes are all that need a right, with whether they change something.
+var routes = []struct {
+	method, path string
+	changes      bool
+}{
+	{"GET", "/progress", false},
+	{"GET", "/v1/status", false},
+	{"GET", "/v1/subscribers", false},
+	{"GET", "/v1/owed", false},
+	{"GET", "/v1/owed/e1", false},
+	{"GET", "/v1/events/e1", false},
+	{"GET", "/v1/attempts", false},
+	{"GET", "/v1/replays", false},
+	{"GET", "/v1/replays/1", false},
+	{"POST", "/v1/subscribers/analytics/pause", true},
+	{"POST", "/v1/subscribers/analytics/resume", true},
+	{"POST", "/v1/owed/redrive", true},
+	{"POST", "/v1/owed/discard", true},
+	{"POST", "/v1/owed/add", true},
+	{"POST", "/v1/replays", true},
+	{"POST", "/v1/replays/1/cancel", true},
+}
+
+// S-01: what a caller may do follows from the token, the listener and the request, the same on each route.
+func TestAccess_isDecidedAlikeOnEveryRoute(t *testing.T) {
+	const listenTCP, listenSocket = "127.0.0.1:8081", "unix:/run/walpost/ops.sock"
+	token := []string{"Authorization", "Bearer secret"}
+	for _, test := range []struct {
+		name, listen, token string
+		headers             []string
+		read, change        int // 0: let in
+	}{
+		{"a token that is set, on loopback, without it", listenTCP, "secret", nil, 401, 401},
+		{"a wrong one", listenTCP, "secret", []string{"Authorization", "Bearer wrong"}, 401, 401},
+		{"the right one", listenTCP, "secret", token, 0, 0},
+		{"the right one through a proxy", listenTCP, "secret", append([]string{"Host", "relay.example", "Forwarded", "for=10.1.1.1"}, token...), 0, 0},
+		{"a token that is set, on a socket, without it", listenSocket, "secret", nil, 401, 401},
+		{"beyond loopback with the token", "0.0.0.0:8081", "secret", token, 0, 0},
+		{"beyond loopback without it", "0.0.0.0:8081", "secret", nil, 401, 401},
+		{"beyond loopback where none is set", "0.0.0.0:8081", "", nil, 403, 403},
+		{"on loopback where none is set", listenTCP, "", nil, 0, 403},
+		{"by the name localhost", listenTCP, "", []string{"Host", "localhost"}, 0, 403},
+		{"by IPv6", listenTCP, "", []string{"Host", "[::1]:8081"}, 0, 403},
+		{"by a name that leads to loopback", listenTCP, "", []string{"Host", "evil.example:8081"}, 403, 403},
+		{"through a proxy of RFC 7239", listenTCP, "", []string{"Forwarded", "for=10.1.1.1"}, 403, 403},
+		{"through another proxy", listenTCP, "", []string{"X-Forwarded-For", "10.1.1.1"}, 403, 403},
+		{"through one that names the host alone", listenTCP, "", []string{"x-forwarded-host", "relay.example"}, 403, 403},
+		{"on a socket of its owner", listenSocket, "", []string{"Host", "walpost"}, 0, 0},
 	} {
-		if code, answer := c.ask(t, request[0], request[1], "{}"); code != http.StatusUnauthorized || strings.Contains(fmt.Sprint(answer), "analytics") {
-			t.Errorf("%v without a token: %d %v", request, code, answer)
+		c := newCounter(t, test.listen, test.token)
+		for _, route := range routes {
+			code, answer := c.ask(t, route.method, route.path, `{}`, test.headers...)
+			want := test.read
+			if route.changes {
+				want = test.change
+			}
+			if refused := code == 401 || code == 403; refused != (want != 0) || refused && code != want {
+				t.Errorf("%s: %s %s answers %d %v, want %d", test.name, route.method, route.path, code, answer, want)
+			}
+			if shown := fmt.Sprint(answer); want != 0 && (strings.Contains(shown, "analytics") || strings.Contains(shown, "secret")) {
+				t.Errorf("%s: %s %s is refused and shows %s", test.name, route.method, route.path, shown)
+			}
+			if detail := fmt.Sprint(answer["detail"]); route.changes && test.token == "" && want == 403 &&
+				!(strings.Contains(detail, "WALPOST_OPS_TOKEN") && strings.Contains(detail, "WALPOST_OPS_LISTEN=unix:/")) {
+				t.Errorf("%s: %s %s names not both ways out: %s", test.name, route.method, route.path, detail)
+			}
 		}
-		if code, _ := c.ask(t, request[0], request[1], "{}", "Authorization", "Bearer secret"); code == http.StatusUnauthorized {
-			t.Errorf("%v is refused with the token", request)
+		for path, says := range map[string]string{"/live": "ok", "/ready": "streaming", "/metrics": "walpost_build_info"} {
+			request := httptest.NewRequest("GET", "http://127.0.0.1:8081"+path, nil)
+			for i := 0; i < len(test.headers); i += 2 {
+				request.Header.Set(test.headers[i], test.headers[i+1])
+				if test.headers[i] == "Host" {
+					request.Host = test.headers[i+1]
+				}
+			}
+			recorder := httptest.NewRecorder()
+			c.server.ServeHTTP(recorder, request)
+			if !strings.Contains(recorder.Body.String(), says) {
+				t.Errorf("%s: %s answers %d %s", test.name, path, recorder.Code, recorder.Body)
+			}
+			if shows := strings.Contains(recorder.Body.String(), "analytics holds"); path == "/ready" && shows != (test.read == 0) {
+				t.Errorf("%s: /ready says %s", test.name, recorder.Body)
+			}
 		}
 	}
 }
