@@ -74,7 +74,9 @@ func (c apiCommand) Validate() error {
 }
 
 func (c apiCommand) Run(r *run) error {
-	return runAPI(r.ctx, c.Database, c.API, r.logger(c.Log, r.Stderr))
+	log := newServiceLog(r.Stderr, r.logHandler(c.Log))
+	defer log.flush()
+	return runAPI(r.ctx, c.Database, c.API, log.Logger)
 }
 
 type relayCommand struct {
@@ -97,7 +99,8 @@ func (c relayCommand) Validate() error {
 
 func (c relayCommand) Run(r *run) error {
 	c.Relay.Flow = r.parser.Flow
-	log := r.logger(c.Log, r.Stderr)
+	log := newServiceLog(r.Stderr, r.logHandler(c.Log))
+	defer log.flush()
 	if r.parser.Path != "" {
 		log.Info("configuration read", "file", r.parser.Path)
 	}

@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"time"
 
 	"github.com/backendstart/walpost/internal/config"
+	"github.com/backendstart/walpost/internal/logs"
 	"github.com/backendstart/walpost/internal/pgserver"
 	"github.com/backendstart/walpost/migrations"
 )
@@ -52,15 +54,22 @@ func (c demoCommand) Run(r *run) (err error) {
 	}
 	defer opsListener.Close()
 
-	screen := newScreen(r.Stdout, isTerminal(r.Stdout))
-	logs := r.Stderr
+	live := isTerminal(r.Stdout)
+	stdout := logs.NewWriter(r.Stdout, nil) // as with the log, its reader must not hold anything up
+	defer stdout.Flush(lastLines)
+	r.Stdout = stdout
+	screen := newScreen(stdout, live)
+	lines := r.Stderr
 	if screen.live {
-		logs = screen // or a line of the log would end up inside the table
+		lines = screen // or a line of the log would end up inside the table
 	}
-	log := slog.New(slog.NewTextHandler(logs, &slog.HandlerOptions{Level: c.LogLevel}))
+	log := newServiceLog(lines, func(out io.Writer) slog.Handler {
+		return slog.NewTextHandler(out, &slog.HandlerOptions{Level: c.LogLevel})
+	})
+	defer log.flush()
 
 	fmt.Fprintln(r.Stdout, "Starting a private Postgres …")
-	server, err := pgserver.Start(r.ctx, pgserver.Options{Port: c.PgPort, Settings: demoSettings, Log: log})
+	server, err := pgserver.Start(r.ctx, pgserver.Options{Port: c.PgPort, Settings: demoSettings, Log: log.Logger})
 	if err != nil {
 		if r.ctx.Err() != nil {
 			return nil // Ctrl-C while it started; nothing is left
@@ -86,8 +95,8 @@ var demoSettings = map[string]string{
 }
 
 // serve runs everything on the server until the program is told to stop.
-func (c demoCommand) serve(r *run, dsn string, apiListener, opsListener net.Listener, screen *screen, log *slog.Logger) error {
-	if err := migrations.Up(r.ctx, dsn, log, setsOf(config.Lessons())...); err != nil {
+func (c demoCommand) serve(r *run, dsn string, apiListener, opsListener net.Listener, screen *screen, log serviceLog) error {
+	if err := migrations.Up(r.ctx, dsn, log.Logger, setsOf(config.Lessons())...); err != nil {
 		return err
 	}
 	options := config.DefaultRelay(dsn)
@@ -101,12 +110,12 @@ func (c demoCommand) serve(r *run, dsn string, apiListener, opsListener net.List
 		return err
 	}
 	defer pool.Close()
-	auth, err := newAuth(r.ctx, config.API{APIListen: c.APIListen, Auth: "dev"}, log)
+	auth, err := newAuth(r.ctx, config.API{APIListen: c.APIListen, Auth: "dev"}, log.Logger)
 	if err != nil {
 		return err
 	}
-	api := newAPI(auth, pool, built.registry, log)
-	ops := built.ops(c.Ops, log)
+	api := newAPI(auth, pool, built.registry, log.Logger)
+	ops := built.ops(c.Ops, log.Logger)
 	base := localURL(apiListener)
 	fmt.Fprintf(r.Stdout, demoText, base, localURL(opsListener), dsn, base, base, dsn)
 
@@ -118,7 +127,7 @@ func (c demoCommand) serve(r *run, dsn string, apiListener, opsListener net.List
 		{"table", (&table{relay: built.relay, registry: built.registry, screen: screen}).run},
 	}
 	if c.Traffic {
-		parts = append([]part{{"traffic", traffic{base, c.Rate, log}.run}}, parts...)
+		parts = append([]part{{"traffic", traffic{base, c.Rate, log.Logger}.run}}, parts...)
 	}
 	err = runParts(r.ctx, parts...)
 	fmt.Fprintln(r.Stdout, "\nStopped; the private Postgres and everything in it is removed.")

@@ -6,7 +6,6 @@ package app
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"slices"
@@ -71,10 +70,10 @@ func Main(ctx context.Context, process Process) int {
 	case err == nil:
 		return exitFine
 	case errors.As(err, &usage), errors.As(err, &refused), errors.As(err, &setup), errors.Is(err, migrations.ErrBehind), errors.Is(err, migrations.ErrAhead):
-		fmt.Fprintln(process.Stderr, "walpost:", err)
+		printLast(process.Stderr, "walpost:", err)
 		return exitUsage
 	default:
-		fmt.Fprintln(process.Stderr, "walpost:", err)
+		printLast(process.Stderr, "walpost:", err)
 		return exitFailed
 	}
 }
@@ -109,9 +108,17 @@ func readable(_ []string, a slog.Attr) slog.Attr {
 }
 
 func (r *run) logger(options config.Log, out io.Writer) *slog.Logger {
+	return slog.New(r.logHandler(options)(out))
+}
+
+// logHandler makes the handler that the options ask for, for any output.
+func (r *run) logHandler(options config.Log) func(io.Writer) slog.Handler {
 	handler := &slog.HandlerOptions{Level: options.LogLevel, ReplaceAttr: readable}
-	if options.LogFormat == "json" || options.LogFormat == "auto" && !isTerminal(r.Stderr) {
-		return slog.New(slog.NewJSONHandler(out, handler))
+	asJSON := options.LogFormat == "json" || options.LogFormat == "auto" && !isTerminal(r.Stderr)
+	return func(out io.Writer) slog.Handler {
+		if asJSON {
+			return slog.NewJSONHandler(out, handler)
+		}
+		return slog.NewTextHandler(out, handler)
 	}
-	return slog.New(slog.NewTextHandler(out, handler))
 }

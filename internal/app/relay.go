@@ -23,7 +23,7 @@ import (
 )
 
 // runRelay delivers until ctx ends and what is held is finished.
-func runRelay(ctx context.Context, options config.Relay, mail config.Mail, window config.Ops, kinds Kinds, log *slog.Logger) error {
+func runRelay(ctx context.Context, options config.Relay, mail config.Mail, window config.Ops, kinds Kinds, log serviceLog) error {
 	listener, err := listenOps(ctx, window.OpsListen)
 	if err != nil {
 		return err
@@ -36,7 +36,7 @@ func runRelay(ctx context.Context, options config.Relay, mail config.Mail, windo
 	defer built.close()
 	limitMemory(options)
 	log.Info("relay starts", "ops", localURL(listener), "slot", options.Slot, "database", postgres.Redact(options.DatabaseURL.Reveal()))
-	server := built.ops(window, log)
+	server := built.ops(window, log.Logger)
 	return runParts(ctx,
 		part{"relay", built.relay.Run},
 		part{"doctor", built.doctor.Run},
@@ -71,13 +71,14 @@ type builtRelay struct {
 }
 
 // newRelay connects to the database and builds everything up to the relay; close ends the connections.
-func newRelay(ctx context.Context, options config.Relay, mail config.Mail, kinds Kinds, log *slog.Logger) (*builtRelay, error) {
+func newRelay(ctx context.Context, options config.Relay, mail config.Mail, kinds Kinds, log serviceLog) (*builtRelay, error) {
 	b := &builtRelay{registry: prometheus.NewRegistry()}
 	b.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	log.register(b.registry)
 	// Three pools: a subscriber that holds all its connections, or a person who counts a large debt, must
 	// not keep the relay from recording. They carry the name of the process, by which a successor ends them
 	// when it is frozen.
-	held := lease.New(lease.Options{URL: options.Stream().Reveal(), Slot: options.Slot, Log: log})
+	held := lease.New(lease.Options{URL: options.Stream().Reveal(), Slot: options.Slot, Log: log.Logger})
 	for range 3 {
 		pool, err := openDatabase(ctx, options.DatabaseURL, held.Application(), setsOf(options.Flow)...)
 		if err != nil {
@@ -86,12 +87,12 @@ func newRelay(ctx context.Context, options config.Relay, mail config.Mail, kinds
 		}
 		b.pools = append(b.pools, pool)
 	}
-	subscribers, err := kinds.build(options.Flow, Room{Pool: b.pools[1], Slot: options.Slot, Log: log, Mail: mail})
+	subscribers, err := kinds.build(options.Flow, Room{Pool: b.pools[1], Slot: options.Slot, Log: log.Logger, Mail: mail})
 	if err != nil {
 		b.close()
 		return nil, err
 	}
-	b.doctor = doctor.NewWatcher(examination(options), b.registry, log)
+	b.doctor = doctor.NewWatcher(examination(options), b.registry, log.Logger)
 	b.desk = newDesk(b.pools[2], options.Slot, options.Flow)
 	subscriptions := make([]relay.Subscription, len(subscribers))
 	for i, sub := range subscribers {
@@ -115,7 +116,7 @@ func newRelay(ctx context.Context, options config.Relay, mail config.Mail, kinds
 		StopOnLostSlot: options.OnLostSlot == "stop",
 		Drain:          options.Drain.Std(),
 		Registry:       b.registry,
-		Log:            log,
+		Log:            log.Logger,
 	})
 	return b, nil
 }

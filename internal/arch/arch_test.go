@@ -33,6 +33,7 @@ var rooms = []room{
 	{"event", ""},
 	{"slab", ""},
 	{"config", ""},
+	{"logs", ""},
 	{"postgres", ""},
 	{"pgserver", ""},
 
@@ -60,7 +61,7 @@ var rooms = []room{
 	{"bench", "event pgserver postgres subscriber"},
 
 	// app builds everything, so it alone may know everybody.
-	{"app", "ack bench config debt dispatch doctor event httpapi lane lease ops outbox pgoutput pgserver postgres progress relay replay subscriber subscriber/webhook wal"},
+	{"app", "ack bench config debt dispatch doctor event httpapi lane lease logs ops outbox pgoutput pgserver postgres progress relay replay subscriber subscriber/webhook wal"},
 
 	// For tests.
 	{"testdb", "pgserver postgres"},
