@@ -58,7 +58,7 @@ func newDesk(pool *pgxpool.Pool, slot string, flow config.Flow) *ops.Desk {
 
 // reasonOption is for what may be done without a reason.
 type reasonOption struct {
-	Why string `placeholder:"TEXT" help:"Reason, kept in walpost.audit with your user name."`
+	Why string `type:"reason" placeholder:"TEXT" help:"Reason, kept in walpost.audit with your user name."`
 }
 
 // changeOptions are those of commands that take something away for good.

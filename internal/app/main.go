@@ -6,10 +6,12 @@ package app
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/alecthomas/kong"
 
@@ -59,6 +61,9 @@ func Main(ctx context.Context, process Process) int {
 	parsed, err := parser.Parse(expected(process.Args))
 	if shown {
 		return exitFine
+	}
+	if i := slices.IndexFunc(process.Args, func(arg string) bool { return !utf8.ValidString(arg) }); err == nil && i >= 0 {
+		err = config.Invalid(fmt.Errorf("%q is no valid UTF-8", process.Args[i])) // Postgres would refuse it, in other words
 	}
 	if err == nil {
 		err = parsed.Run(&run{Process: process, ctx: ctx, parser: parser, parsed: parsed})

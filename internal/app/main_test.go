@@ -82,6 +82,8 @@ func TestMain_exitCodeTellsUsageFromFailure(t *testing.T) {
 		says string
 	}{
 		{"--help", nil, exitFine, "walpost demo "},
+		{"owed list --key=a\xff --database-url=" + nobody, nil, exitUsage, "no valid UTF-8"},
+		{"owed discard --subscriber=a --database-url=" + nobody + " --why=" + strings.Repeat("x", 2001), nil, exitUsage, "at most 2000 bytes"},
 		{"", nil, exitFine, "Commands:"},
 		{"relay --help", nil, exitFine, "(WALPOST_SLOT"},
 		{"version", nil, exitFine, "walpost "},

@@ -36,11 +36,12 @@ var rooms = []room{
 	{"logs", ""},
 	{"postgres", ""},
 	{"pgserver", ""},
+	{"strictjson", ""},
 
 	// Writing: one transaction makes the fact and the row.
 	{"outbox", "event postgres slab"},
 	{"progress", "event outbox postgres"},
-	{"httpapi", "event postgres progress"},
+	{"httpapi", "event postgres progress strictjson"},
 
 	// Relaying: from the bytes of the WAL to the handler of a subscriber, and back as a number.
 	{"pgoutput", "event"},
@@ -55,7 +56,7 @@ var rooms = []room{
 	{"dispatch", "ack event lane outbox pgoutput"},
 	{"relay", "ack debt dispatch event lane lease outbox pgoutput postgres replay subscriber wal"},
 	{"doctor", "event outbox postgres wal"},
-	{"ops", "debt event lane outbox postgres relay replay wal"},
+	{"ops", "debt event lane outbox postgres relay replay strictjson wal"},
 
 	// Measuring from outside: what runs in the measured process is a subscriber.
 	{"bench", "event pgserver postgres subscriber"},

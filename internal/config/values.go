@@ -207,6 +207,7 @@ var mappers = []kong.Option{
 	kong.NamedMapper("listen", textMapper(parseListen)),
 	kong.NamedMapper("opslisten", textMapper(parseOpsListen)),
 	kong.NamedMapper("httpurl", textMapper(parseHTTPURL)),
+	kong.NamedMapper("reason", textMapper(parseReason)),
 	kong.NamedMapper("positive", textMapper(parsePositive)),
 	kong.NamedMapper("size", textMapper(parsePositiveSize)),
 	kong.NamedMapper("budget", textMapper(parseBudget)),
@@ -300,6 +301,16 @@ func parseHTTPURL(text string) (string, error) {
 	u, err := url.Parse(text)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.RawQuery != "" || u.Fragment != "" {
 		return "", fmt.Errorf("%q is not an address to ask: write http://host:port or unix:/path", text)
+	}
+	return text, nil
+}
+
+// maxReason is the same at the ops API: a reason is read by people.
+const maxReason = 2000
+
+func parseReason(text string) (string, error) {
+	if len(text) > maxReason {
+		return "", fmt.Errorf("a reason has at most %d bytes", maxReason)
 	}
 	return text, nil
 }

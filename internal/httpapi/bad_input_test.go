@@ -144,13 +144,3 @@ func TestCorrelationID_givenTwiceIsRefused(t *testing.T) {
 	r.Header["X-Correlation-Id"] = []string{"a", "b"}
 	wantProblem(t, s.do(r), http.StatusBadRequest, "header.X-Correlation-Id")
 }
-
-// What encoding/json refuses, checkJSON must refuse, and whatever comes it must neither panic nor hang.
-func FuzzCheckJSON(f *testing.F) {
-	for _, seed := range []string{goodBody, "", `{"a":[1,{"b":"\ud83d\ude00"}]}`, `"\ud800`, `{"a":1,"a":2}`, "[[[", "\xff", `"\u0000"`, ` [ ] `, `-0.0e-1`} {
-		f.Add([]byte(seed))
-	}
-	f.Fuzz(func(t *testing.T, body []byte) {
-		checkJSONAgainstStandard(t, body)
-	})
-}

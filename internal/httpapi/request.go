@@ -21,6 +21,8 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 	"github.com/oklog/ulid/v2"
+
+	"github.com/backendstart/walpost/internal/strictjson"
 )
 
 // maxCorrelationID bounds what a client can have us store and log with every event, in bytes.
@@ -131,7 +133,7 @@ func (a *api) authenticate(ctx huma.Context, next func(huma.Context)) {
 }
 
 // readBody reads the body of an operation that has one, and hands it on only when it is certain what
-// it says. It stands before huma, which takes some bodies that checkJSON refuses.
+// it says. It stands before huma, which takes some bodies that strictjson.Check refuses.
 func (a *api) readBody(ctx huma.Context, next func(huma.Context)) {
 	if ctx.Operation().RequestBody == nil {
 		next(ctx)
@@ -158,8 +160,8 @@ func (a *api) readBody(ctx huma.Context, next func(huma.Context)) {
 	case len(body) == 0:
 		writeProblem(w, http.StatusBadRequest, "validation failed", &huma.ErrorDetail{Location: "body", Message: "is missing"})
 	default:
-		if wrong := checkJSON(body); wrong != nil {
-			writeProblem(w, http.StatusBadRequest, "validation failed", wrong)
+		if wrong := strictjson.Check(body); wrong != nil {
+			writeProblem(w, http.StatusBadRequest, "validation failed", &huma.ErrorDetail{Location: wrong.Location, Message: wrong.Message})
 			return
 		}
 		r.Body = io.NopCloser(bytes.NewReader(body))

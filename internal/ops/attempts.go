@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/url"
 	"slices"
 	"strconv"
 	"sync"
@@ -56,8 +55,12 @@ type attemptsQuery struct {
 	after  uint64 // 0 begins with the last ones
 }
 
-func attemptsQueryOf(values url.Values) (attemptsQuery, error) {
+func attemptsQueryOf(r *http.Request) (attemptsQuery, error) {
 	q := attemptsQuery{limit: defaultLimit}
+	values, err := queryOf(r)
+	if err != nil {
+		return q, err
+	}
 	for name, all := range values {
 		value := all[0]
 		var err error
@@ -77,8 +80,8 @@ func attemptsQueryOf(values url.Values) (attemptsQuery, error) {
 			}
 		case "limit":
 			q.limit, err = strconv.Atoi(value)
-			if err == nil && (q.limit < 0 || q.limit > maxAttempts) {
-				err = fmt.Errorf("it must be from 0 to %d", maxAttempts)
+			if err != nil || q.limit < 0 || q.limit > maxAttempts {
+				err = fmt.Errorf("it must be a number from 0 to %d", maxAttempts)
 			}
 		case "follow":
 			q.follow, err = strconv.ParseBool(value)
@@ -86,9 +89,6 @@ func attemptsQueryOf(values url.Values) (attemptsQuery, error) {
 			q.after, err = strconv.ParseUint(value, 10, 64)
 		default:
 			err = errors.New("there is no such filter")
-		}
-		if err == nil && len(all) > 1 {
-			err = errors.New("it is given more than once")
 		}
 		if err != nil {
 			return q, debt.Refused(fmt.Sprintf("%s: %v", name, err))
@@ -106,7 +106,7 @@ func (s *Server) attempts(w http.ResponseWriter, r *http.Request) {
 		s.refuse(w, refused)
 		return
 	}
-	query, err := attemptsQueryOf(r.URL.Query())
+	query, err := attemptsQueryOf(r)
 	switch {
 	case err != nil:
 		s.problem(w, http.StatusBadRequest, err.Error())

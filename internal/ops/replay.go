@@ -120,7 +120,7 @@ func (s *Server) replay(ctx context.Context, r *http.Request) (any, error) {
 		Subscriber string    `json:"subscriber"`
 		Source     string    `json:"source"`
 		Type       string    `json:"type"`
-		Key        string    `json:"key"`
+		Key        string    `json:"key" max:"1024"`
 		Since      time.Time `json:"since"`
 		Until      time.Time `json:"until"`
 		Again      bool      `json:"again"`

@@ -2,15 +2,9 @@ package ops
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
-	"io"
 	"mime"
 	"net/http"
-	"net/url"
-	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -33,7 +27,7 @@ const (
 // routeDesk adds the routes below /v1.
 func (s *Server) routeDesk() {
 	route := func(pattern string, answer func(context.Context, *http.Request) (any, error)) {
-		s.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) { s.serveDesk(w, r, answer) })
+		s.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) { s.serveDesk(w, r, withoutQuery(answer)) })
 	}
 	desk := s.options.Desk
 	told := func(ctx context.Context) (Status, error) {
@@ -50,13 +44,8 @@ func (s *Server) routeDesk() {
 	})
 	route("POST /v1/subscribers/{name}/pause", changeState(desk.Pause, Paused))
 	route("POST /v1/subscribers/{name}/resume", changeState(desk.Resume, Live))
-	route("GET /v1/owed", func(ctx context.Context, r *http.Request) (any, error) {
-		filter, err := filterOf(r.URL.Query())
-		if err != nil {
-			return nil, err
-		}
-		deliveries, more, err := desk.Owed(ctx, filter)
-		return map[string]any{"owed": deliveries, "more": more}, err
+	s.mux.HandleFunc("GET /v1/owed", func(w http.ResponseWriter, r *http.Request) {
+		s.serveDesk(w, r, s.listOwed)
 	})
 	route("GET /v1/owed/{event}", func(ctx context.Context, r *http.Request) (any, error) {
 		deliveries, err := desk.Show(ctx, r.PathValue("event"))
@@ -79,7 +68,7 @@ func (s *Server) routeDesk() {
 // reasons are in the body of every request that changes something.
 type reasons struct {
 	Who string `json:"who"`
-	Why string `json:"why"`
+	Why string `json:"why" max:"2000"`
 }
 
 // by is what the audit shows of who asks. The token is one for all, so a name is what the caller says.
@@ -96,6 +85,15 @@ func changeState(change func(ctx context.Context, subscriber, who, why string) e
 		name := r.PathValue("name")
 		return map[string]string{"subscriber": name, "state": state}, change(ctx, name, body.by(r), body.Why)
 	}
+}
+
+func (s *Server) listOwed(ctx context.Context, r *http.Request) (any, error) {
+	filter, err := filterOf(r)
+	if err != nil {
+		return nil, err
+	}
+	deliveries, more, err := s.options.Desk.Owed(ctx, filter)
+	return map[string]any{"owed": deliveries, "more": more}, err
 }
 
 func (s *Server) add(ctx context.Context, r *http.Request) (any, error) {
@@ -133,78 +131,6 @@ func Total(counts []debt.Count, limit int) int64 {
 	return total
 }
 
-// filterOf reads a filter from a query string. A name that is unknown is refused: misspelt, it would
-// choose more than is meant.
-func filterOf(query url.Values) (debt.Filter, error) {
-	filter := debt.Filter{Limit: defaultLimit}
-	for name, values := range query {
-		value := values[0]
-		var err error
-		switch name {
-		case "subscriber":
-			filter.Subscriber = value
-		case "source":
-			filter.Source = value
-		case "state":
-			filter.State = lane.State(value)
-			err = checkState(filter.State)
-		case "type":
-			filter.Type = value
-		case "key":
-			filter.Key = value
-		case "event":
-			filter.Events = []string{value}
-		case "since":
-			filter.Since, err = time.Parse(time.RFC3339, value)
-		case "until":
-			filter.Until, err = time.Parse(time.RFC3339, value)
-		case "error":
-			filter.Error = value
-		case "limit":
-			filter.Limit, err = strconv.Atoi(value)
-			if err == nil && (filter.Limit < 1 || filter.Limit > maxLimit) {
-				err = fmt.Errorf("it must be from 1 to %d", maxLimit)
-			}
-		default:
-			err = errors.New("there is no such filter")
-		}
-		if err == nil && len(values) > 1 {
-			err = errors.New("it is given more than once")
-		}
-		if err != nil {
-			return filter, debt.Refused(fmt.Sprintf("%s: %v", name, err))
-		}
-	}
-	return filter, nil
-}
-
-func checkState(state lane.State) error {
-	if !slices.Contains([]lane.State{"", lane.StateWaiting, lane.StateDead}, state) {
-		return debt.Refused(fmt.Sprintf("state %q: it must be %s or %s", state, lane.StateWaiting, lane.StateDead))
-	}
-	return nil
-}
-
-// decode reads a JSON body into target, strictly.
-func decode(r *http.Request, target any) error {
-	decoder := json.NewDecoder(http.MaxBytesReader(nil, r.Body, maxBody))
-	decoder.DisallowUnknownFields()
-	err := decoder.Decode(target)
-	if err == nil {
-		if _, more := decoder.Token(); more != io.EOF {
-			err = errors.New("something follows the object")
-		}
-	}
-	var large *http.MaxBytesError
-	switch {
-	case errors.As(err, &large):
-		return err
-	case err != nil:
-		return debt.Refused("body: " + err.Error())
-	}
-	return nil
-}
-
 // serveDesk lets in whoever may, and turns errors into problems.
 func (s *Server) serveDesk(w http.ResponseWriter, r *http.Request, answer func(context.Context, *http.Request) (any, error)) {
 	admit := s.refuseRead
@@ -228,7 +154,11 @@ func (s *Server) serveDesk(w http.ResponseWriter, r *http.Request, answer func(c
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), deskTimeout)
 	defer cancel()
-	body, err := answer(ctx, r)
+	var body any
+	err := checkPath(r)
+	if err == nil {
+		body, err = answer(ctx, r)
+	}
 	if err == nil {
 		s.answer(w, http.StatusOK, body)
 		return

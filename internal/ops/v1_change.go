@@ -16,12 +16,12 @@ type choice struct {
 	Source     string     `json:"source"`
 	State      lane.State `json:"state"`
 	Type       string     `json:"type"`
-	Key        string     `json:"key"`
+	Key        string     `json:"key" max:"1024"`
 	Event      string     `json:"event"`
 	Events     []string   `json:"events"`
 	Since      time.Time  `json:"since"`
 	Until      time.Time  `json:"until"`
-	Error      string     `json:"error"`
+	Error      string     `json:"error" max:"1024"`
 	Limit      int        `json:"limit"`
 	DryRun     bool       `json:"dry_run"`
 }

@@ -197,7 +197,7 @@ func TestV1_refusesWhatCannotBeMeant(t *testing.T) {
 		{"POST", "/v1/owed/discard", `{"why": "x", "state": "dead", "limit": 5}`, 400, "chooses everything"},
 		{"POST", "/v1/owed/discard", `{"why": "x", "subscribr": "analytics"}`, 400, "subscribr"},
 		{"POST", "/v1/owed/discard", `{"why": "x", "subscriber": "a", "state": "paid"}`, 400, "waiting or dead"},
-		{"POST", "/v1/owed/discard", `{"why": "x", "subscriber": "a"} {}`, 400, "follows"},
+		{"POST", "/v1/owed/discard", `{"why": "x", "subscriber": "a"} {}`, 400, "not JSON"},
 		{"POST", "/v1/owed/discard", `{"why": "x", "subscriber": "a", "limit": -1}`, 400, "negative"},
 		{"POST", "/v1/owed/redrive", `{"subscriber": "analytics"}`, 400, "why"},
 		{"POST", "/v1/owed/redrive", `{"why": "x"}`, 400, "chooses everything"},
@@ -346,5 +346,66 @@ func TestV1_saysThatTheDatabaseIsAway(t *testing.T) {
 		if code, answer := c.ask(t, "GET", path, ""); code != http.StatusServiceUnavailable {
 			t.Errorf("%s: %d %v", path, code, answer)
 		}
+	}
+}
+
+// S-02: what Postgres or encoding/json would read in another way, or not at all, is a 400 that names the part, and
+// changes nothing.
+func TestV1_refusesInputThatIsNotCertain(t *testing.T) {
+	c := newCounter(t, "unix:/run/walpost/ops.sock", "")
+	long := strings.Repeat("x", 2001)
+	for _, test := range []struct{ method, path, body, says string }{
+		{"POST", "/v1/owed/discard", `{"subscriber":"analytics","why":"x","dry_run":true,"Dry_Run":false}`, "body.Dry_Run"},
+		{"POST", "/v1/owed/discard", `{"subscriber":"analytics","why":"x","dry_run":true,"dry_run":false}`, "body.dry_run"},
+		{"POST", "/v1/owed/discard", `{"subscriber":"analytics","why":"x","ſubscriber":"billing"}`, "unexpected property"},
+		{"POST", "/v1/owed/discard", `{"subscriber":"analytics","why":"a\u0000b"}`, "body.why"},
+		{"POST", "/v1/owed/discard", "{\"subscriber\":\"ana\xfflytics\",\"why\":\"x\"}", "body.subscriber"},
+		{"POST", "/v1/owed/discard", `{"subscriber":"analytics","why":"x","limit":99999999999999999999}`, "body.limit"},
+		{"POST", "/v1/owed/discard", `{"subscriber":"analytics","why":"x","limit":1e400}`, "body.limit"},
+		{"POST", "/v1/owed/discard", `{"subscriber":"analytics","why":"x","since":"0001-01-01T00:00:00Z"}`, "body.since"},
+		{"POST", "/v1/owed/discard", `{"subscriber":"analytics","why":"x","state":null}`, "body.state"},
+		{"POST", "/v1/owed/discard", `{"subscriber":"analytics","why":"` + long + `"}`, "body.why"},
+		{"POST", "/v1/owed/discard", `{"subscriber":"analytics","why":"x","who":"` + long + `"}`, "body.who"},
+		{"POST", "/v1/owed/discard?dry_run=true", `{"subscriber":"analytics","why":"x"}`, "query.dry_run"},
+		{"POST", "/v1/owed/discard", `[]`, "body"},
+		{"POST", "/v1/owed/redrive", `{"subscriber":"billing","why":"x","key":"a\u0000"}`, "body.key"},
+		{"POST", "/v1/owed/add", `{"subscriber":"analytics","why":"x","events":["e4","\u0000"]}`, "body.events[1]"},
+		{"POST", "/v1/owed/add", `{"subscriber":"analytics","why":"x","events":["` + long + `"]}`, "body.events"},
+		{"POST", "/v1/subscribers/analytics/pause", `{"why":"` + strings.Repeat("x", 1<<19) + `"}`, "body.why"},
+		{"POST", "/v1/subscribers/a%00b/pause", `{}`, "name in the path"},
+		{"POST", "/v1/subscribers/%ff/pause", `{}`, "name in the path"},
+		{"POST", "/v1/replays", `{"subscriber":"analytics","key":"k3","why":"x","rate":3000000000}`, "rate"},
+		{"POST", "/v1/replays", `{"subscriber":"analytics","key":"k3","why":"x","rate":9223372036854775808}`, "body.rate"},
+		{"POST", "/v1/replays/9223372036854775808/cancel", `{}`, "must be a number"},
+		{"GET", "/v1/replays/%00", "", "id in the path"},
+		{"GET", "/v1/owed/e%001", "", "event in the path"},
+		{"GET", "/v1/events/%ff", "", "event in the path"},
+		{"GET", "/v1/events/e1?force=1", "", "query.force"},
+		{"GET", "/v1/status?x", "", "query.x"},
+		{"GET", "/v1/owed?key=%00", "", "key"},
+		{"GET", "/v1/owed?error=%ff", "", "error"},
+		{"GET", "/v1/owed?limit=99999999999999999999", "", "limit"},
+		{"GET", "/v1/owed?since=0001-01-01T00:00:00Z", "", "since"},
+		{"GET", "/v1/owed?subscriber=analytics;state=dead", "", "query"},
+		{"GET", "/v1/owed?key=%zz", "", "query"},
+		{"GET", "/v1/owed?key=" + long, "", "key"},
+		{"GET", "/v1/attempts?key=%00", "", "key"},
+		{"GET", "/v1/attempts?after=99999999999999999999&follow=true", "", "after"},
+		{"GET", "/v1/attempts?limit=99999999999999999999", "", "limit"},
+	} {
+		code, answer := c.ask(t, test.method, test.path, test.body)
+		if detail := fmt.Sprint(answer["detail"]); code != 400 || !strings.Contains(detail, test.says) || len(detail) > 300 {
+			t.Errorf("%s %.60s %.70s: %d %.200s, want 400 and %q", test.method, test.path, test.body, code, detail, test.says)
+		}
+	}
+	// The greatest numbers that are numbers are no trouble either.
+	if code, answer := c.ask(t, "POST", "/v1/owed/discard", `{"subscriber":"analytics","dry_run":true,"limit":9223372036854775807}`); code != 200 {
+		t.Errorf("the greatest limit: %d %v", code, answer)
+	}
+	if got := c.Int(`SELECT count(*) FROM walpost.owed WHERE state <> 'paid'`); got != 3 {
+		t.Errorf("%d are owed, want all 3", got)
+	}
+	if got := c.Int(`SELECT count(*) FROM walpost.audit`); got != 0 {
+		t.Errorf("%d changes are audited, want none", got)
 	}
 }

@@ -6,6 +6,7 @@ package replay
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/backendstart/walpost/internal/debt"
@@ -27,6 +28,9 @@ type Request struct {
 	Rate int `json:"rate"`
 }
 
+// maxRate is more than any relay sends.
+const maxRate = 1_000_000
+
 // Check returns what cannot be meant, as a debt.Refused.
 func (r Request) Check() error {
 	switch {
@@ -36,8 +40,8 @@ func (r Request) Check() error {
 		return debt.Refused("replay: say what is to be sent again: at least one of since, until, key, type and source")
 	case !r.Since.IsZero() && !r.Until.IsZero() && !r.Since.Before(r.Until):
 		return debt.Refused("replay: until must be after since")
-	case r.Rate < 0:
-		return debt.Refused("replay: rate must not be negative; 0 is no limit")
+	case r.Rate < 0 || r.Rate > maxRate:
+		return debt.Refused(fmt.Sprintf("replay: rate must not be negative, nor above %d; 0 is no limit", maxRate))
 	}
 	return nil
 }

@@ -1,4 +1,4 @@
-package httpapi
+package strictjson
 
 import (
 	"bytes"
@@ -7,11 +7,11 @@ import (
 	"unicode/utf8"
 )
 
-// checkJSONAgainstStandard checks what holds for every body: nothing that is not JSON gets through, and
+// checkAgainstStandard checks what holds for every body: nothing that is not JSON gets through, and
 // a body that gets through is the same after encoding/json has read and written its text.
-func checkJSONAgainstStandard(t *testing.T, body []byte) {
+func checkAgainstStandard(t *testing.T, body []byte) {
 	t.Helper()
-	if checkJSON(body) != nil {
+	if Check(body) != nil {
 		return
 	}
 	if !json.Valid(body) || !utf8.Valid(body) {
@@ -34,13 +34,23 @@ func checkJSONAgainstStandard(t *testing.T, body []byte) {
 	}
 }
 
-func TestCheckJSON_leavesWhatIsRightAlone(t *testing.T) {
+func TestCheck_leavesWhatIsRightAlone(t *testing.T) {
 	for _, body := range []string{
 		`{}`, ` [ ] `, `null`, `-1.5e-7`, `"\u00e9\ud83d\ude00\\u0000\"\/"`, "{ \"a_1\" : [ { } , [ ] , true , \"\u2028\" ] , \"b\" : {\"a_1\":0} }\n",
 		`9007199254740993`, `[1,2,[3,{"a":{"b":null}}]]`, `"�"`,
 	} {
-		if wrong := checkJSON([]byte(body)); wrong != nil {
-			t.Errorf("checkJSON(%s) is %v, want nil", body, wrong)
+		if wrong := Check([]byte(body)); wrong != nil {
+			t.Errorf("Check(%s) is %v, want nil", body, wrong)
 		}
 	}
+}
+
+// What encoding/json refuses, Check must refuse, and whatever comes it must neither panic nor hang.
+func FuzzCheck(f *testing.F) {
+	for _, seed := range []string{`{"track_slug":"go-basics","lesson_slug":"slices"}`, "", `{"a":[1,{"b":"\ud83d\ude00"}]}`, `"\ud800`, `{"a":1,"a":2}`, "[[[", "\xff", `"\u0000"`, ` [ ] `, `-0.0e-1`} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, body []byte) {
+		checkAgainstStandard(t, body)
+	})
 }

@@ -1,4 +1,6 @@
-package httpapi
+// Package strictjson reads JSON bodies of requests and takes only what means one thing. It knows nothing about HTTP:
+// package httpapi checks bodies with it before huma, and package ops decodes with it. Read Check first.
+package strictjson
 
 import (
 	"encoding/json"
@@ -9,24 +11,30 @@ import (
 	"strings"
 	"unicode/utf16"
 	"unicode/utf8"
-
-	"github.com/danielgtaylor/huma/v2"
 )
+
+// Error says what is wrong with a body, and where.
+type Error struct {
+	Location string // "body", "body.track_slug", "body.events[3]"
+	Message  string
+}
+
+func (e *Error) Error() string { return e.Location + ": " + e.Message }
 
 // maxDepth is far more than any body of this API needs and far less than a stack.
 const maxDepth = 16
 
-// names is how members of all bodies of this API are written. encoding/json and huma match names
+// names is how members of all bodies are written. encoding/json and huma match names
 // whatever their case (also ſ for s), and what they match loosely is refused here.
 var names = regexp.MustCompile(`^[a-z][a-z0-9_]*$`)
 
-// checkJSON refuses what encoding/json takes although it means nothing certain, or would be stored
+// Check refuses what encoding/json takes although it means nothing certain, or would be stored
 // altered: invalid UTF-8 and lone surrogates (both would become U+FFFD), NUL (jsonb and text refuse it,
 // error 22P05), repeated names (the last one would win), names in another case, numbers beyond float64,
-// deep nesting. Which members there must be and of which type is the schema's affair, that is huma's.
+// deep nesting. Which members there must be and of which type is the affair of Decode, or of huma's schema.
 //
 // It returns nil or what is wrong, with the place in the body.
-func checkJSON(body []byte) *huma.ErrorDetail {
+func Check(body []byte) *Error {
 	if !json.Valid(body) {
 		return notJSON(body)
 	}
@@ -36,23 +44,23 @@ func checkJSON(body []byte) *huma.ErrorDetail {
 }
 
 // notJSON says of a body that is no JSON where that shows.
-func notJSON(body []byte) *huma.ErrorDetail {
+func notJSON(body []byte) *Error {
 	var syntax *json.SyntaxError
 	if errors.As(json.Unmarshal(body, new(json.RawMessage)), &syntax) {
-		return &huma.ErrorDetail{Location: "body", Message: fmt.Sprintf("not JSON: %s at byte %d", syntax, syntax.Offset)}
+		return &Error{Location: "body", Message: fmt.Sprintf("not JSON: %s at byte %d", syntax, syntax.Offset)}
 	}
-	return &huma.ErrorDetail{Location: "body", Message: "not JSON"}
+	return &Error{Location: "body", Message: "not JSON"}
 }
 
 // walk goes through a body that is known to be syntactically right, up to the first thing that is wrong.
 type walk struct {
 	body  []byte
 	at    int
-	wrong *huma.ErrorDetail
+	wrong *Error
 }
 
 func (w *walk) fail(path, message string) {
-	w.wrong = &huma.ErrorDetail{Location: path, Message: message}
+	w.wrong = &Error{Location: path, Message: message}
 }
 
 func (w *walk) value(path string, depth int) {
