@@ -49,14 +49,10 @@ func (t *Table) Find(ctx context.Context, tx pgx.Tx, ids []string) ([]*event.Eve
 	if len(ids) == 0 {
 		return nil, nil
 	}
-	var order []string
-	for _, name := range t.order {
-		order = append(order, "t."+quote(name))
-	}
 	var events []*event.Event
 	err := t.byID(ctx, tx, func(tx pgx.Tx, where string) error {
 		events = nil
-		return t.read(ctx, tx, where, " ORDER BY "+strings.Join(order, ", "), []any{ids}, func(e *event.Event) { events = append(events, e) })
+		return t.read(ctx, tx, where, " ORDER BY "+t.orderSQL(false), []any{ids}, func(e *event.Event) { events = append(events, e) })
 	})
 	return events, err
 }

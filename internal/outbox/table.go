@@ -25,6 +25,7 @@ type Table struct {
 	layout   *Layout // over Columns
 	keyTypes []string
 	order    []string      // columns that a repair reads by
+	ordered  bool          // they are the table's own order; else the time, which the rows of a transaction share
 	place    []placeColumn // the same, made total by the primary key
 	types    []string      // of Columns
 	timed    bool          // there is a time column, of a date type
@@ -175,14 +176,14 @@ func (t *Table) findOrder(columns []column) error {
 	if t.Source.Columns.Order != "" {
 		at, err := t.Source.find(orderRole, t.Columns)
 		if err == nil {
-			t.order = []string{t.Columns[at]}
+			t.order, t.ordered = []string{t.Columns[at]}, true
 		}
 		return err
 	}
 	for _, name := range orderRole.names {
 		at := slices.Index(t.Columns, name)
 		if at >= 0 && slices.Contains([]string{"pg_catalog.int2", "pg_catalog.int4", "pg_catalog.int8"}, columns[at].typ) {
-			t.order = []string{name}
+			t.order, t.ordered = []string{name}, true
 			return nil
 		}
 	}

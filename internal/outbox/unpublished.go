@@ -78,17 +78,43 @@ const (
 )
 
 func (t *Table) readSQL(condition string, tracked bool) string {
-	var order []string
 	committed := "NULL"
 	if tracked {
 		committed = committedAt
-		order = append(order, commitTime+" NULLS FIRST")
-	}
-	for _, name := range t.order {
-		order = append(order, "t."+quote(name))
 	}
 	return "SELECT " + strings.Join(t.used(), ", ") + ", " + committed +
-		" FROM " + t.sql() + " t WHERE " + condition + " ORDER BY " + strings.Join(order, ", ")
+		" FROM " + t.sql() + " t WHERE " + condition + " ORDER BY " + t.orderSQL(tracked)
+}
+
+// In which order a transaction wrote its rows, named t, as long as they stand as it made them: by command, and
+// by place where one command made several. A cid has no order of its own.
+const withinTransaction = "t.cmin::text::bigint, t.ctid"
+
+// orderSQL is the order in which a repair reads rows, named t: that of the commits where the server tracks them,
+// and within a transaction the table's own order, or that of its rows. Of a row that is marked, the transaction
+// is that of the mark, so the time has to do; and where there is no time, the age of the transaction.
+func (t *Table) orderSQL(tracked bool) string {
+	var order []string
+	if tracked {
+		order = append(order, commitTime+" NULLS FIRST")
+	}
+	switch {
+	case t.ordered:
+		for _, name := range t.order {
+			order = append(order, "t."+quote(name))
+		}
+	case t.layout.time < 0:
+		order = append(order, "pg_catalog.age(t.xmin) DESC")
+	case tracked:
+		unknown := commitTime + " IS NULL"
+		if t.Published != "" {
+			unknown += " OR NOT (" + t.unpublished() + ")"
+		}
+		order = append(order, "CASE WHEN "+unknown+" THEN t."+quote(t.Columns[t.layout.time])+" END")
+	default:
+		order = append(order, "t."+quote(t.Columns[t.layout.time]))
+	}
+	return strings.Join(append(order, withinTransaction), ", ")
 }
 
 // CountUnpublished counts the rows of the tables that wait. A table without a published column has none.

@@ -2,6 +2,7 @@ package outbox_test
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -85,7 +86,8 @@ func TestUnpublished_withoutCommitTimesReadsByTheOrderColumn(t *testing.T) {
 	for _, test := range []struct{ name, definition, order, want string }{
 		{"an integer id", `event_id text PRIMARY KEY, id int, n int, created_at timestamptz`, "", "a b c"},
 		{"an integer seq where the id is none", `id text PRIMARY KEY, seq int, n int, created_at timestamptz`, "", "a b c"},
-		{"the time, then the id", `event_id text PRIMARY KEY, x int, n int, created_at timestamptz`, "", "b c a"},
+		{"the time, then the order of the transaction", `event_id text PRIMARY KEY, x int, n int, created_at timestamptz`, "", "c b a"},
+		{"nothing but the order of the transaction", `event_id text PRIMARY KEY, x int, n int, written text`, "", "c b a"},
 		{"a mapped one", `event_id text PRIMARY KEY, id int, n int, created_at timestamptz`, "n", "c b a"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -101,6 +103,38 @@ func TestUnpublished_withoutCommitTimesReadsByTheOrderColumn(t *testing.T) {
 				t.Errorf("committed at: got %v, want zero", events[0].CommittedAt)
 			}
 		})
+	}
+}
+
+// S-28: a table without an order of its own: what a transaction has written comes as it was written, whatever its
+// ids, savepoints, times and partitions.
+func TestUnpublished_keepsTheOrderWithinATransaction(t *testing.T) {
+	for _, tracked := range []string{"off", "on"} {
+		server := testdb.NewServer(t, map[string]string{"track_commit_timestamp": tracked})
+		db := testdb.On(t, server)
+		db.Exec(`CREATE TABLE o (id uuid, type text, payload text, created_at timestamptz DEFAULT now(), published_at timestamptz, PRIMARY KEY (id)) PARTITION BY HASH (id)`)
+		db.Exec(`CREATE TABLE o_1 PARTITION OF o FOR VALUES WITH (MODULUS 2, REMAINDER 0); CREATE TABLE o_2 PARTITION OF o FOR VALUES WITH (MODULUS 2, REMAINDER 1)`)
+		table := inspect(t, db, &outbox.Source{Name: "o", Schema: "public", Table: "o"})
+		var want []string
+		for range 6 {
+			db.Exec(`DO $$ BEGIN
+				FOR n IN 1..9 LOOP
+					BEGIN
+						INSERT INTO public.o (id, type, payload) VALUES (gen_random_uuid(), n::text, '');
+					EXCEPTION WHEN OTHERS THEN RAISE; END;
+				END LOOP;
+			END $$`)
+			for n := range 9 {
+				want = append(want, fmt.Sprint(n+1))
+			}
+		}
+		var got []string
+		for _, e := range unpublished(t, db, table) {
+			got = append(got, e.Type)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("track_commit_timestamp %s: got %q, want each transaction's rows in their order", tracked, got)
+		}
 	}
 }
 
