@@ -40,9 +40,10 @@ func (d *deskTest) replay(args string, code int, want ...string) {
 func TestReplay_ofARunningRelay(t *testing.T) {
 	d := newDeskTest(t)
 	relay, ops := d.relay()
-	d.insert("e1", "e2", "bad")
+	d.Exec(`INSERT INTO outbox (event_id, event_type, partition_key, payload, created_at)
+		SELECT id, 'lesson.completed', 'k-' || id, '{}', '2026-01-01Z'::timestamptz + n * interval '1 hour'
+		FROM unnest('{e1,e2,bad}'::text[]) WITH ORDINALITY e(id, n)`)
 	waitFor(t, "e1 and e2 to be marked", func() bool { return d.Int(`SELECT count(*) FROM outbox WHERE published_at IS NOT NULL`) == 2 })
-	d.Exec(`UPDATE outbox SET created_at = '2026-01-01Z'::timestamptz + id * interval '1 hour'`)
 
 	d.replay("rec --since 2020-01-01 --dry-run", exitFine, "lessons  3", "Source lessons has rows from 2026-01-01T01:00:00Z on: retention deletes what was published 168h ago",
 		"3 deliveries to rec, at most 500 a second, 1s or more", "Nothing was changed")

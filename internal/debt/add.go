@@ -54,15 +54,14 @@ func (s *Store) Add(ctx context.Context, subscriber string, eventIDs []string, s
 func (s *Store) add(ctx context.Context, tx pgx.Tx, subscriber string, ids []string, state lane.State, position event.Position, why string) (changed int, missing []string, err error) {
 	recorded, err := collect(tx.Query(ctx, `
 		SELECT `+rowColumns+bodyColumns+` FROM walpost.owed o
-		WHERE o.slot = $1 AND o.subscriber = $2 AND o.event_id = ANY ($3) ORDER BY o.event_id, o.source FOR UPDATE`, s.slot, subscriber, ids))
+		WHERE o.slot = $1 AND o.subscriber = $2 AND o.event_id = ANY ($3) ORDER BY o.event_id, o.source, o.occurrence FOR UPDATE`, s.slot, subscriber, ids))
 	if err != nil {
 		return 0, nil, err
 	}
-	type ref struct{ source, id string }
-	there := make(map[ref]bool)
+	there := make(map[event.Identity]bool)
 	found := make(map[string]bool)
 	for _, row := range recorded {
-		there[ref{row.Event.Source, row.Event.ID}] = true
+		there[row.Event.Identity()] = true
 		found[row.Event.ID] = true
 	}
 	if state == lane.StateDead {
@@ -90,7 +89,7 @@ func (s *Store) add(ctx context.Context, tx pgx.Tx, subscriber string, ids []str
 		}
 		for _, e := range events {
 			found[e.ID] = true
-			if there[ref{e.Source, e.ID}] {
+			if there[e.Identity()] {
 				continue
 			}
 			e.Position = position

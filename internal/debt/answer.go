@@ -26,9 +26,9 @@ type Outcome struct {
 // Answer is what became of an event that somebody named.
 type Answer struct {
 	Event string
-	// Subscriber and Source are "" where the event is owed to nobody.
-	Subscriber, Source string
-	Fate               Fate
+	// Subscriber, Source and Occurrence are "" where the event is owed to nobody.
+	Subscriber, Source, Occurrence string
+	Fate                           Fate
 	// Invalid is why the event is no valid one, where that is its Fate.
 	Invalid string
 }
@@ -79,9 +79,10 @@ func (s *Store) answers(ctx context.Context, c change, changed []spot) ([]Answer
 	for _, at := range changed {
 		at.position = spot{}.position
 		done[at] = true
-		found[at.eventID] = append(found[at.eventID], Answer{Event: at.eventID, Subscriber: at.subscriber, Source: at.source, Fate: c.fate})
+		id := at.event.ID
+		found[id] = append(found[id], Answer{Event: id, Occurrence: at.event.Occurrence, Subscriber: at.subscriber, Source: at.event.Source, Fate: c.fate})
 	}
-	sql := `SELECT o.event_id, o.source, o.subscriber, o.state, o.invalid, ` + unsound + `, ` + sendable + `
+	sql := `SELECT o.event_id, o.source, o.occurrence, o.subscriber, o.state, o.invalid, ` + unsound + `, ` + sendable + `
 		FROM walpost.owed o WHERE o.slot = $1 AND o.event_id = ANY ($2)
 		AND ($3 IN ('', o.subscriber)) AND ($4 IN ('', o.source))`
 	rows, err := s.pool.Query(ctx, sql, s.slot, c.filter.Events, c.filter.Subscriber, c.filter.Source)
@@ -94,11 +95,11 @@ func (s *Store) answers(ctx context.Context, c change, changed []spot) ([]Answer
 		invalid           string
 		isUnsound, isSent bool
 	)
-	_, err = pgx.ForEachRow(rows, []any{&at.eventID, &at.source, &at.subscriber, &state, &invalid, &isUnsound, &isSent}, func() error {
+	_, err = pgx.ForEachRow(rows, []any{&at.event.ID, &at.event.Source, &at.event.Occurrence, &at.subscriber, &state, &invalid, &isUnsound, &isSent}, func() error {
 		if done[at] {
 			return nil
 		}
-		answer := Answer{Event: at.eventID, Subscriber: at.subscriber, Source: at.source, Fate: LeftDead}
+		answer := Answer{Event: at.event.ID, Occurrence: at.event.Occurrence, Subscriber: at.subscriber, Source: at.event.Source, Fate: LeftDead}
 		switch {
 		case state == lane.StateWaiting:
 			answer.Fate = Waiting
@@ -109,7 +110,7 @@ func (s *Store) answers(ctx context.Context, c change, changed []spot) ([]Answer
 		case c.fate == Redriven && !isSent:
 			answer.Fate = Homeless
 		}
-		found[at.eventID] = append(found[at.eventID], answer)
+		found[at.event.ID] = append(found[at.event.ID], answer)
 		return nil
 	})
 	if err != nil {
@@ -122,7 +123,7 @@ func (s *Store) answers(ctx context.Context, c change, changed []spot) ([]Answer
 			of = []Answer{{Event: id, Fate: NotOwed}}
 		}
 		slices.SortFunc(of, func(a, b Answer) int {
-			return cmp.Or(cmp.Compare(a.Subscriber, b.Subscriber), cmp.Compare(a.Source, b.Source))
+			return cmp.Or(cmp.Compare(a.Subscriber, b.Subscriber), cmp.Compare(a.Source, b.Source), cmp.Compare(a.Occurrence, b.Occurrence))
 		})
 		answers = append(answers, of...)
 	}

@@ -37,28 +37,29 @@ func (s *Store) discard(ctx context.Context, filter Filter, who, why string) (Ou
 // past are removed, others become paid.
 func (s *Store) choose(ctx context.Context, tx pgx.Tx, where string, args []any, limit int) (*piece, error) {
 	rows, err := tx.Query(ctx, `
-		SELECT o.subscriber, o.source, o.event_id, o.row_id, o.xid, o.attempts, o.mark OR o.state <> 'paid', `+passed+` FROM walpost.owed o
-		WHERE `+where+` ORDER BY o.event_id, o.source, o.subscriber LIMIT `+strconv.Itoa(limit)+` FOR UPDATE OF o`, args...)
+		SELECT o.subscriber, o.source, o.event_id, o.occurrence, o.row_id, o.xid, o.attempts, o.mark OR o.state <> 'paid', `+passed+` FROM walpost.owed o
+		WHERE `+where+` ORDER BY o.event_id, o.source, o.occurrence, o.subscriber LIMIT `+strconv.Itoa(limit)+` FOR UPDATE OF o`, args...)
 	if err != nil {
 		return nil, err
 	}
 	var (
-		subscriber, source string
-		row                outbox.Marked
-		xid                int64
-		mark, past         bool
+		subscriber string
+		row        outbox.Marked
+		xid        int64
+		mark, past bool
 	)
 	chosen := &piece{marks: make(marks)}
 	tables := s.current()
-	_, err = pgx.ForEachRow(rows, []any{&subscriber, &source, &row.EventID, &row.Row, &xid, &row.Attempts, &mark, &past}, func() error {
-		chosen.spots = append(chosen.spots, spot{subscriber: subscriber, source: source, eventID: row.EventID})
-		delivery := []any{s.slot, row.EventID, source, subscriber}
+	of := &row.Identity
+	_, err = pgx.ForEachRow(rows, []any{&subscriber, &of.Source, &of.ID, &of.Occurrence, &row.Row, &xid, &row.Attempts, &mark, &past}, func() error {
+		chosen.spots = append(chosen.spots, spot{subscriber: subscriber, event: *of})
+		args := delivery(s.slot, *of, subscriber)
 		if !past {
-			chosen.batch.Queue(`UPDATE walpost.owed SET `+becomesPaid+`, mark = true WHERE `+theDelivery, delivery...)
+			chosen.batch.Queue(`UPDATE walpost.owed SET `+becomesPaid+`, mark = true WHERE `+theDelivery, args...)
 			return nil
 		}
-		chosen.batch.Queue(`DELETE FROM walpost.owed WHERE `+theDelivery, delivery...)
-		if table := tables[source]; mark && table != nil && table.Marks() && row.Row != "" {
+		chosen.batch.Queue(`DELETE FROM walpost.owed WHERE `+theDelivery, args...)
+		if table := tables[of.Source]; mark && table != nil && table.Marks() && row.Row != "" {
 			row.XID = uint32(xid)
 			chosen.marks.add(table, row)
 		}

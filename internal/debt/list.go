@@ -34,7 +34,7 @@ func (s *Store) Show(ctx context.Context, eventID string) ([]Row, error) {
 	var rows []Row
 	err := s.inTx(ctx, func(tx pgx.Tx) (err error) {
 		where, args := Filter{Events: []string{eventID}}.where(s.slot)
-		rows, err = collect(tx.Query(ctx, "SELECT "+rowColumns+bodyColumns+" FROM walpost.owed o WHERE "+where+" ORDER BY o.source, o.subscriber", args...))
+		rows, err = collect(tx.Query(ctx, "SELECT "+rowColumns+bodyColumns+" FROM walpost.owed o WHERE "+where+" ORDER BY o.source, o.occurrence, o.subscriber", args...))
 		if err != nil {
 			return err
 		}

@@ -24,10 +24,10 @@ func (s *Store) Paid(ctx context.Context, subscriber string, paid []lane.Paid, s
 			e := paid[i].Event
 			table := tables[e.Source]
 			marked := table != nil && table.Marks() && e.Row != ""
-			args := []any{s.slot, e.ID, e.Source, subscriber}
+			args := delivery(s.slot, e.Identity(), subscriber)
 			switch {
 			case marked && paid[i].Open:
-				batch.Queue(`UPDATE walpost.owed SET `+becomesPaid+`, mark = true, attempts = $5 WHERE `+theDelivery, append(args, paid[i].Attempts)...)
+				batch.Queue(`UPDATE walpost.owed SET `+becomesPaid+`, mark = true, attempts = $6 WHERE `+theDelivery, append(args, paid[i].Attempts)...)
 				continue
 			case e.Position.Compare(secured) > 0:
 				batch.Queue(`UPDATE walpost.owed SET `+becomesPaid+` WHERE `+theDelivery, args...)
@@ -35,7 +35,7 @@ func (s *Store) Paid(ctx context.Context, subscriber string, paid []lane.Paid, s
 				batch.Queue(`DELETE FROM walpost.owed WHERE `+theDelivery, args...)
 			}
 			if marked {
-				marks.add(table, outbox.Marked{Row: e.Row, EventID: e.ID, XID: e.XID, Attempts: paid[i].Attempts})
+				marks.add(table, outbox.Marked{Row: e.Row, Identity: e.Identity(), XID: e.XID, Attempts: paid[i].Attempts})
 			}
 		}
 		position := []any{s.slot, subscriber, secured.Epoch, secured.Commit.String(), secured.Ordinal}
@@ -66,7 +66,12 @@ const becomesPaid = `state = 'paid', next_attempt = NULL, copied = false, payloa
 // theDelivery is the primary key. Single deliveries go in statements of their own, many at once in a
 // batch: for a join with a list the planner needs statistics, and those of a queue are always of another
 // hour; guessing wrong it reads everything that is owed, for each page.
-const theDelivery = `slot = $1 AND event_id = $2 AND source = $3 AND subscriber = $4`
+const theDelivery = `slot = $1 AND event_id = $2 AND source = $3 AND occurrence = $4 AND subscriber = $5`
+
+// delivery returns the arguments of theDelivery, which others may follow.
+func delivery(slot string, of event.Identity, subscriber string) []any {
+	return []any{slot, of.ID, of.Source, of.Occurrence, subscriber}
+}
 
 // Failed notes failed attempts of those of the deliveries that are still waiting: a person may have
 // ended or discarded one meanwhile.
@@ -80,10 +85,10 @@ func (s *Store) Failed(ctx context.Context, subscriber string, owed []lane.Owed)
 			o := &owed[i]
 			// "NOT IN" and not "= 'waiting'", which would offer the index of all that wait.
 			batch.Queue(`
-				UPDATE walpost.owed SET attempts = $5, next_attempt = $6, first_failure = $7, last_failure = $8, error = $9
+				UPDATE walpost.owed SET attempts = $6, next_attempt = $7, first_failure = $8, last_failure = $9, error = $10
 				WHERE `+theDelivery+` AND state NOT IN ('dead', 'paid')`,
-				s.slot, o.Event.ID, o.Event.Source, subscriber,
-				o.Attempts, known(o.NextAttempt), known(o.FirstFailure), known(o.LastFailure), reason(o.Err))
+				append(delivery(s.slot, o.Event.Identity(), subscriber),
+					o.Attempts, known(o.NextAttempt), known(o.FirstFailure), known(o.LastFailure), reason(o.Err))...)
 		}
 		if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
 			return fmt.Errorf("record %d failed attempts of %q: %w", len(owed), subscriber, err)

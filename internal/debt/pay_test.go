@@ -111,12 +111,12 @@ func TestPaid_waitsForARowThatIsNotVisibleYet(t *testing.T) {
 	if err := writer.QueryRow(t.Context(), `SELECT pg_current_xact_id()::xid`).Scan(&xid); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := writer.Exec(t.Context(), `INSERT INTO public.outbox (id, event_id, event_type, payload) VALUES (1, 'e1', 't', '{}')`); err != nil {
+	if _, err := writer.Exec(t.Context(), `INSERT INTO public.outbox (id, event_id, event_type, payload, created_at) VALUES (1, 'e1', 't', '{}', $1)`, written); err != nil {
 		t.Fatal(err)
 	}
 	// As under synchronous replication: the event is out, its commit is not visible.
-	e := &event.Event{Source: "lessons", ID: "e1", Type: "t", Row: "1", XID: xid, Position: event.Position{Epoch: 1, Commit: 8}}
-	gone := &event.Event{Source: "lessons", ID: "e0", Type: "t", Row: "0", XID: xid - 1, Position: event.Position{Epoch: 1, Commit: 4}}
+	e := &event.Event{Source: "lessons", ID: "e1", Occurrence: written, Type: "t", Row: "1", XID: xid, Position: event.Position{Epoch: 1, Commit: 8}}
+	gone := &event.Event{Source: "lessons", ID: "e0", Occurrence: written, Type: "t", Row: "0", XID: xid - 1, Position: event.Position{Epoch: 1, Commit: 4}}
 	record(t, store, "sub", e, gone)
 	secured := event.Position{Epoch: 1, Commit: 16}
 	err = store.Paid(t.Context(), "sub", []lane.Paid{{Event: e}}, secured)
@@ -239,10 +239,10 @@ func passDebt(t *testing.T, source *outbox.Source, total int) *testdb.DB {
 	db.Exec(`ALTER TABLE walpost.owed SET (autovacuum_enabled = false)`)
 	db.Exec(`ANALYZE walpost.owed`)
 	// By SQL, because so many events in memory would be what this test is against.
-	db.Exec(`INSERT INTO outbox (id, event_id, event_type, partition_key, payload)
-		SELECT i, 'e' || i, 't', 'k' || i % 100, jsonb_build_object('n', i, 'text', repeat('x', 200)) FROM generate_series(1, $1::int) i`, total)
-	db.Exec(`INSERT INTO walpost.owed (slot, subscriber, source, event_id, state, epoch, commit_lsn, ordinal, event_type, key, row_id, size, copied)
-		SELECT $1, 'sub', 'lessons', 'e' || i, 'waiting', 1, '0/8', i, 't', 'k' || i % 100, i::text, 250, false FROM generate_series(1, $2::int) i`, slot, total)
+	db.Exec(`INSERT INTO outbox (id, event_id, event_type, partition_key, payload, created_at)
+		SELECT i, 'e' || i, 't', 'k' || i % 100, jsonb_build_object('n', i, 'text', repeat('x', 200)), $2 FROM generate_series(1, $1::int) i`, total, written)
+	db.Exec(`INSERT INTO walpost.owed (slot, subscriber, source, event_id, occurrence, state, epoch, commit_lsn, ordinal, event_type, key, row_id, size, copied)
+		SELECT $1, 'sub', 'lessons', 'e' || i, $3, 'waiting', 1, '0/8', i, 't', 'k' || i % 100, i::text, 250, false FROM generate_series(1, $2::int) i`, slot, total, written)
 	var at event.Position
 	heap, paidTotal := uint64(0), 0
 	for begun := time.Now(); ; {
@@ -282,8 +282,8 @@ func TestWaiting_readsAlongTheIndexWhateverTheStatisticsSay(t *testing.T) {
 	db := testdb.New(t)
 	db.Exec(`ALTER TABLE walpost.owed SET (autovacuum_enabled = false)`)
 	db.Exec(`ANALYZE walpost.owed`) // while it is empty
-	db.Exec(`INSERT INTO walpost.owed (slot, subscriber, source, event_id, state, epoch, commit_lsn, ordinal, event_type, key)
-		SELECT $1, s, 'm', 'e' || i, CASE WHEN i % 5 = 0 THEN 'dead' ELSE 'waiting' END, 1, '0/8', i, 't', 'k' || i % 7
+	db.Exec(`INSERT INTO walpost.owed (slot, subscriber, source, event_id, occurrence, state, epoch, commit_lsn, ordinal, event_type, key)
+		SELECT $1, s, 'm', 'e' || i, '', CASE WHEN i % 5 = 0 THEN 'dead' ELSE 'waiting' END, 1, '0/8', i, 't', 'k' || i % 7
 		FROM generate_series(1, 20000) i, unnest('{a,b}'::text[]) s`, slot)
 	for _, statistics := range []string{`SELECT 'those of an empty table'`, `ANALYZE walpost.owed`} {
 		db.Exec(statistics)

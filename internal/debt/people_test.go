@@ -339,7 +339,7 @@ func TestForget_leavesNothingOfASubscriber(t *testing.T) {
 	subscribe(db, "a", "b")
 	stand(db, events[2].Position.Commit) // the third might come again
 	for _, subscriber := range []string{"a", "b"} {
-		db.Exec(`INSERT INTO walpost.inbox (slot, subscriber, event_id) VALUES ($1, $2, 'e1')`, slot, subscriber)
+		db.Exec(`INSERT INTO walpost.inbox (slot, subscriber, source, event_id, occurrence) VALUES ($1, $2, 'lessons', 'e1', $3)`, slot, subscriber, written)
 	}
 	record(t, store, "a", events[0], events[2])
 	dead(t, store, "a", "no", events[1])

@@ -42,8 +42,9 @@ type piece struct {
 
 // spot is where a delivery stands in walpost.owed.
 type spot struct {
-	subscriber, source, eventID string
-	position                    event.Position // where it matters in which order they are changed
+	subscriber string
+	event      event.Identity
+	position   event.Position // where it matters in which order they are changed
 }
 
 // inPieces makes a change in transactions of at most maxRows deliveries: nobody waits long for a lock, and

@@ -64,16 +64,16 @@ func (s *Store) Known(ctx context.Context, subscriber string, events []*event.Ev
 	if len(events) == 0 {
 		return states, nil
 	}
-	sources, ids := make([]string, len(events)), make([]string, len(events))
+	sources, ids, occurrences := make([]string, len(events)), make([]string, len(events)), make([]string, len(events))
 	for i, e := range events {
-		sources[i], ids[i] = e.Source, e.ID
+		sources[i], ids[i], occurrences[i] = e.Source, e.ID, e.Occurrence
 	}
 	rows, err := s.pool.Query(ctx, `
-		SELECT a.n - 1, o.state FROM unnest($3::text[], $4::text[]) WITH ORDINALITY AS a(source, event_id, n)
+		SELECT a.n - 1, o.state FROM unnest($3::text[], $4::text[], $5::text[]) WITH ORDINALITY AS a(source, event_id, occurrence, n)
 		CROSS JOIN LATERAL ( -- LIMIT keeps it from becoming a join, which could read everything that is owed
 			SELECT state FROM walpost.owed
-			WHERE slot = $1 AND event_id = a.event_id AND source = a.source AND subscriber = $2 LIMIT 1) o`,
-		s.slot, subscriber, sources, ids)
+			WHERE slot = $1 AND event_id = a.event_id AND source = a.source AND occurrence = a.occurrence AND subscriber = $2 LIMIT 1) o`,
+		s.slot, subscriber, sources, ids, occurrences)
 	if err != nil {
 		return nil, fmt.Errorf("look up %d events owed to %q: %w", len(events), subscriber, err)
 	}

@@ -100,7 +100,7 @@ func (s *Store) recordDead(ctx context.Context, tx pgx.Tx, subscriber string, le
 // columns are deliveries by column, as arguments of unnest. The first group is what every delivery has,
 // the second what only a copy has.
 type columns struct {
-	sources, ids              []string
+	sources, ids, occurrences []string
 	epochs                    []int32
 	commits                   []string
 	ordinals                  []int64
@@ -120,6 +120,7 @@ func (c *columns) add(o *lane.Owed) {
 	e := o.Event
 	c.sources = append(c.sources, e.Source)
 	c.ids = append(c.ids, e.ID)
+	c.occurrences = append(c.occurrences, e.Occurrence)
 	c.epochs = append(c.epochs, e.Position.Epoch)
 	c.commits = append(c.commits, e.Position.Commit.String())
 	c.ordinals = append(c.ordinals, e.Position.Ordinal)
@@ -149,7 +150,7 @@ func (c *columns) addCopy(e *event.Event) {
 }
 
 func (c *columns) args() []any {
-	return []any{c.sources, c.ids, c.epochs, c.commits, c.ordinals, c.types, c.keys, c.rows, c.xids, c.committed,
+	return []any{c.sources, c.ids, c.occurrences, c.epochs, c.commits, c.ordinals, c.types, c.keys, c.rows, c.xids, c.committed,
 		c.attempts, c.next, c.firstFail, c.lastFail, c.errors, c.invalid, c.sizes}
 }
 
@@ -163,7 +164,7 @@ type typed struct{ name, typ string }
 
 var (
 	ofEach = []typed{
-		{"source", "text"}, {"event_id", "text"}, {"epoch", "int"}, {"commit_lsn", "text"}, {"ordinal", "bigint"},
+		{"source", "text"}, {"event_id", "text"}, {"occurrence", "text"}, {"epoch", "int"}, {"commit_lsn", "text"}, {"ordinal", "bigint"},
 		{"event_type", "text"}, {"key", "text"}, {"row_id", "text"}, {"xid", "bigint"}, {"committed_at", "timestamptz"},
 		{"attempts", "int"}, {"next_attempt", "timestamptz"}, {"first_failure", "timestamptz"}, {"last_failure", "timestamptz"},
 		{"error", "text"}, {"invalid", "text"}, {"size", "int"},
@@ -181,7 +182,7 @@ var (
 
 // becomesDead keeps the position, and whatever copy there is.
 const becomesDead = `
-	ON CONFLICT (slot, event_id, source, subscriber) DO UPDATE SET state = 'dead', next_attempt = NULL, mark = false,
+	ON CONFLICT (slot, event_id, source, occurrence, subscriber) DO UPDATE SET state = 'dead', next_attempt = NULL, mark = false,
 	    attempts = excluded.attempts, first_failure = excluded.first_failure, last_failure = excluded.last_failure,
 	    error = excluded.error, invalid = excluded.invalid`
 

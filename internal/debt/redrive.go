@@ -108,7 +108,7 @@ func (s *Store) chooseDead(ctx context.Context, tx pgx.Tx, chosen *piece, filter
 	where, args := filter.where(s.slot)
 	n := len(args)
 	rows, err := tx.Query(ctx, `
-		SELECT o.subscriber, o.source, o.event_id, o.epoch, o.commit_lsn::text, o.ordinal FROM walpost.owed o
+		SELECT o.subscriber, o.source, o.event_id, o.occurrence, o.epoch, o.commit_lsn::text, o.ordinal FROM walpost.owed o
 		WHERE `+where+` AND NOT (`+unsound+`)`+fmt.Sprintf(`
 		AND (o.epoch, o.commit_lsn, o.ordinal) > ($%d::int, $%d::text::pg_lsn, $%d::bigint)`, n+1, n+2, n+3)+`
 		ORDER BY o.epoch, o.commit_lsn, o.ordinal LIMIT `+strconv.Itoa(limit)+` FOR UPDATE`,
@@ -118,12 +118,13 @@ func (s *Store) chooseDead(ctx context.Context, tx pgx.Tx, chosen *piece, filter
 	}
 	var at spot
 	var commit string
-	_, err = pgx.ForEachRow(rows, []any{&at.subscriber, &at.source, &at.eventID, &at.position.Epoch, &commit, &at.position.Ordinal}, func() (err error) {
+	of := &at.event
+	_, err = pgx.ForEachRow(rows, []any{&at.subscriber, &of.Source, &of.ID, &of.Occurrence, &at.position.Epoch, &commit, &at.position.Ordinal}, func() (err error) {
 		if at.position.Commit, err = event.ParseLSN(commit); err != nil {
 			return err
 		}
 		chosen.spots = append(chosen.spots, at)
-		chosen.batch.Queue(becomesWaiting, s.slot, at.eventID, at.source, at.subscriber)
+		chosen.batch.Queue(becomesWaiting, delivery(s.slot, at.event, at.subscriber)...)
 		return nil
 	})
 	return err

@@ -29,7 +29,7 @@ type Row struct {
 // rowColumns and bodyColumns are what collect scans, of a table named o. Without the bodies, noBodies
 // takes their place.
 const (
-	rowColumns = `o.subscriber, o.state, o.source, o.event_id, o.epoch, o.commit_lsn::text, o.ordinal, o.event_type, o.key,
+	rowColumns = `o.subscriber, o.state, o.source, o.event_id, o.occurrence, o.epoch, o.commit_lsn::text, o.ordinal, o.event_type, o.key,
 		o.row_id, o.xid, o.committed_at, o.attempts, o.next_attempt, o.first_failure, o.last_failure, o.error, o.invalid, o.copied,
 		o.version, o.aggregate_type, o.aggregate_id, o.topic, o.revision, o.occurred_at, o.recorded_at`
 	bodyColumns = `, o.payload, o.headers`
@@ -49,7 +49,7 @@ func collect(rows pgx.Rows, err error) ([]Row, error) {
 			xid                          int64
 			committed, next, first, last *time.Time
 		)
-		err := row.Scan(&r.Subscriber, &r.State, &e.Source, &e.ID, &e.Position.Epoch, &commit, &e.Position.Ordinal, &e.Type, &e.Key,
+		err := row.Scan(&r.Subscriber, &r.State, &e.Source, &e.ID, &e.Occurrence, &e.Position.Epoch, &commit, &e.Position.Ordinal, &e.Type, &e.Key,
 			&e.Row, &xid, &committed, &r.Attempts, &next, &first, &last, &r.Err, &e.Invalid, &r.Copied,
 			&e.Version, &e.AggregateType, &e.AggregateID, &e.Topic, &e.Revision, &e.OccurredAt, &r.RecordedAt,
 			(*[]byte)(&e.Payload), (*[]byte)(&e.Headers))
@@ -119,7 +119,7 @@ func (s *Store) hidden(ctx context.Context, tx pgx.Tx, table *outbox.Table, rows
 	missing := make(map[int]*event.Event)
 	for i := range rows {
 		e := rows[i].Event
-		if found := events[e.Row]; !rows[i].Copied && e.Source == table.Source.Name && (found == nil || found.ID != e.ID) {
+		if found := events[e.Row]; !rows[i].Copied && e.Source == table.Source.Name && !holds(found, e) {
 			missing[i] = e
 			again, xids = append(again, e.Row), append(xids, e.XID)
 		}
@@ -143,16 +143,20 @@ func (s *Store) hidden(ctx context.Context, tx pgx.Tx, table *outbox.Table, rows
 	maps.Copy(events, found)
 	hidden := make(map[int]bool)
 	for i, e := range missing {
-		late := events[e.Row]
-		hidden[i] = (late == nil || late.ID != e.ID) && e.Position.Epoch == epoch && running[e.XID]
+		hidden[i] = !holds(events[e.Row], e) && e.Position.Epoch == epoch && running[e.XID]
 	}
 	return hidden, nil
 }
 
-// referred puts together what is recorded of an event and what its row holds. A row with another event
-// in it is not its row.
+// holds tells whether the row at an event's primary key, nil for none, is the event's and not that of another
+// event that was written there since. The tables' names of their sources do not matter to it.
+func holds(row, recorded *event.Event) bool {
+	return row != nil && row.ID == recorded.ID && row.Occurrence == recorded.Occurrence
+}
+
+// referred puts together what is recorded of an event and what its row holds.
 func referred(recorded, row *event.Event) *event.Event {
-	if row == nil || row.ID != recorded.ID {
+	if !holds(row, recorded) {
 		recorded.Invalid = Gone
 		return recorded
 	}

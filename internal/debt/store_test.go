@@ -20,7 +20,11 @@ import (
 	"github.com/backendstart/walpost/internal/testdb"
 )
 
-const slot = "s"
+const (
+	slot = "s"
+	// written is when fill writes its rows, and so their occurrence.
+	written = "2024-03-10 06:30:00+00"
+)
 
 // lessons is the source of the reference service, whose rows only walpost deletes.
 func lessons() *outbox.Source {
@@ -48,12 +52,12 @@ func open(t testing.TB, db *testdb.DB, sources ...*outbox.Source) *debt.Store {
 func fill(t testing.TB, db *testdb.DB, n int) []*event.Event {
 	t.Helper()
 	db.Exec(`INSERT INTO outbox (id, event_id, event_type, partition_key, payload, created_at)
-		SELECT i, 'e' || i, 't', 'k' || i % 10, jsonb_build_object('n', i), '2024-03-10 06:30:00Z' FROM generate_series(1, $1::int) i`, n)
+		SELECT i, 'e' || i, 't', 'k' || i % 10, jsonb_build_object('n', i), $2 FROM generate_series(1, $1::int) i`, n, written)
 	events := make([]*event.Event, n)
 	for i := range events {
 		n := i + 1
 		events[i] = &event.Event{Source: "lessons", ID: fmt.Sprint("e", n), Type: "t", Key: fmt.Sprint("k", n%10), Row: fmt.Sprint(n),
-			Payload: fmt.Appendf(nil, `{"n": %d}`, n), Headers: []byte(`{}`), OccurredAt: "2024-03-10 06:30:00+00",
+			Payload: fmt.Appendf(nil, `{"n": %d}`, n), Headers: []byte(`{}`), OccurredAt: written, Occurrence: written,
 			Position: event.Position{Epoch: 1, Commit: event.LSN(8 * n)}}
 	}
 	return events
@@ -193,10 +197,10 @@ func TestWaiting_endsBeforeARowThatIsNotVisibleYet(t *testing.T) {
 	}
 	defer func() { _ = tx.Rollback(t.Context()) }()
 	var id int64
-	hidden := &event.Event{Source: "lessons", ID: "hidden", Type: "lesson.completed", Key: "a", Position: event.Position{Epoch: 1, Commit: 1 << 40}}
+	hidden := &event.Event{Source: "lessons", ID: "hidden", Occurrence: written, Type: "lesson.completed", Key: "a", Position: event.Position{Epoch: 1, Commit: 1 << 40}}
 	err = tx.QueryRow(t.Context(), `
-		INSERT INTO outbox (id, event_id, event_type, partition_key, payload) VALUES (100, 'hidden', 'lesson.completed', 'a', '{"n": 7}')
-		RETURNING id, (pg_current_xact_id()::text::numeric % 4294967296)::bigint`).Scan(&id, &hidden.XID)
+		INSERT INTO outbox (id, event_id, event_type, partition_key, payload, created_at) VALUES (100, 'hidden', 'lesson.completed', 'a', '{"n": 7}', $1)
+		RETURNING id, (pg_current_xact_id()::text::numeric % 4294967296)::bigint`, written).Scan(&id, &hidden.XID)
 	if err != nil {
 		t.Fatal(err)
 	}

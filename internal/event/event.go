@@ -15,8 +15,10 @@ import (
 type Event struct {
 	// Source is the name of the source in the configuration.
 	Source string
-	// ID is the identity that a receiver dedupes on; at most 256 bytes, unique within its source.
+	// ID is what a receiver dedupes on; at most 256 bytes, unique among the events that its source has at a time.
 	ID string
+	// Occurrence tells two events apart that had one id at different times; see Identity.
+	Occurrence string
 	// Type names the fact, "lesson.completed".
 	Type string
 	// Version, AggregateType, AggregateID, Topic and Revision are "" where the source has no such column.
@@ -45,11 +47,30 @@ type Event struct {
 	lesson unsafe.Pointer
 }
 
+// Identity tells whether two events are the same one: the same id comes again after TRUNCATE … RESTART
+// IDENTITY, a DELETE or a sequence that was set back, and then it is another event. Occurrence is the text of
+// the row's time column as the stream and every pinned session write it; where the source has none or it is
+// NULL, a hash of type and payload. A position orders and confirms, and is no identity: a repair, a failover
+// and an update that moves a row to another partition change it.
+type Identity struct{ Source, ID, Occurrence string }
+
+// Identity returns what the event is known by.
+func (e *Event) Identity() Identity { return Identity{e.Source, e.ID, e.Occurrence} }
+
+// String names the event for people.
+func (i Identity) String() string {
+	return fmt.Sprintf("%q of source %q, occurrence %q", i.ID, i.Source, i.Occurrence)
+}
+
 // Size is the number of payload, header and name bytes that the event holds in memory.
 func (e *Event) Size() int {
-	return len(e.Payload) + len(e.Headers) + len(e.ID) + len(e.Type) + len(e.Key) +
+	size := len(e.Payload) + len(e.Headers) + len(e.ID) + len(e.Type) + len(e.Key) +
 		len(e.Version) + len(e.AggregateType) + len(e.AggregateID) + len(e.Topic) + len(e.Revision) +
 		len(e.OccurredAt) + len(e.Row)
+	if e.Occurrence != e.OccurredAt { // else both are one string
+		size += len(e.Occurrence)
+	}
+	return size
 }
 
 // Limit makes an event of more than size bytes an invalid one that says so and keeps nothing of its

@@ -166,7 +166,7 @@ func New(number int, sub subscriber.Subscriber, options Options, acks Acks, ower
 		calls:    make(map[*call]struct{}),
 		batch:    options.Batch,
 		breaker:  breaker{backoff: options.Backoff},
-		scope:    scope{checking: true, counted: make(map[string]int), keys: make(map[string]int), blocked: make(map[string]bool), failed: make(map[*item]struct{})},
+		scope:    scope{checking: true, counted: make(map[event.Identity]int), keys: make(map[string]int), blocked: make(map[string]bool), failed: make(map[*item]struct{})},
 		deadSaid: rate.NewLimiter(5, 20),
 		idle:     make(chan struct{}, 1),
 		desk:     make(chan struct{}, 1),

@@ -95,7 +95,7 @@ func (l *Lane) keyOf(ev *event.Event) string {
 	case ByKey:
 		return ev.Key
 	case None:
-		return ev.Source + "\x00" + ev.ID
+		return ev.Source + "\x00" + ev.ID + "\x00" + ev.Occurrence
 	}
 	return ""
 }

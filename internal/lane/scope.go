@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/backendstart/walpost/internal/ack"
+	"github.com/backendstart/walpost/internal/event"
 )
 
 // scope says which events are held back because something before them is owed. All of it is guarded by
@@ -26,11 +27,11 @@ type scope struct {
 	held   []*item // offered and in scope
 	urgent bool    // some of held stand still and must leave the window
 
-	inHand      int                // read from the debt; neither removed there nor given up here
-	inHandBytes int64              // of them
-	counted     map[string]int     // by event id: failures that count of what was given up
-	paid        []*item            // of them: delivered, to be removed from the debt
-	failed      map[*item]struct{} // of them: failed, to be noted there
+	inHand      int                    // read from the debt; neither removed there nor given up here
+	inHandBytes int64                  // of them
+	counted     map[event.Identity]int // failures that count of what was given up
+	paid        []*item                // of them: delivered, to be removed from the debt
+	failed      map[*item]struct{}     // of them: failed, to be noted there
 }
 
 // unknown is the count of a key of which something is recorded, but nobody knows how much: it is in debt
@@ -348,7 +349,7 @@ func (l *Lane) giveUp(q *keyQueue) {
 		if it.live == nil {
 			l.scope.letGo(it)
 			if counted := it.past().counted; counted > 0 {
-				l.scope.counted[it.ev.ID] = counted
+				l.scope.counted[it.ev.Identity()] = counted
 			}
 			continue
 		}
@@ -365,9 +366,9 @@ func (l *Lane) giveUp(q *keyQueue) {
 func (s *scope) takeInHand(it *item) {
 	s.inHand++
 	s.inHandBytes += int64(it.ev.Size())
-	if counted := s.counted[it.ev.ID]; counted > 0 {
+	if counted := s.counted[it.ev.Identity()]; counted > 0 {
 		it.failing().counted = counted
-		delete(s.counted, it.ev.ID)
+		delete(s.counted, it.ev.Identity())
 	}
 }
 

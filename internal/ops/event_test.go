@@ -45,7 +45,7 @@ func TestEvent_tellsHowFarEachSubscriberIs(t *testing.T) {
 	check("e1", "analytics waiting, mail finished, search unwanted")
 	check("e2", "analytics waiting, mail unknown, search unwanted")
 	// The effect is in the database.
-	c.Exec(`INSERT INTO walpost.inbox (slot, subscriber, event_id) VALUES ('walpost', 'mail', 'e2')`)
+	c.Exec(`INSERT INTO walpost.inbox (slot, subscriber, source, event_id, occurrence) VALUES ('walpost', 'mail', 'lessons', 'e2', $1)`, written)
 	check("e2", "analytics waiting, mail finished, search unwanted")
 	// What the running relay has in hand, and what it remembers.
 	attempt(of, "analytics", "e4", lane.Failed, "503")

@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -25,18 +26,21 @@ type counter struct {
 	server *Server
 }
 
+// written is when the counter's rows were, and so their occurrence.
+var written = time.Now().UTC().Truncate(time.Second).Format("2006-01-02 15:04:05+00")
+
 func newCounter(t *testing.T, listen, token string) *counter {
 	t.Helper()
 	db := testdb.New(t)
-	db.Exec(`INSERT INTO outbox (event_id, event_type, partition_key, payload)
-		SELECT 'e' || n, 'lesson.completed', 'k' || n, jsonb_build_object('n', n, 'big', 12345678901234567890) FROM generate_series(1, 4) n`)
+	db.Exec(`INSERT INTO outbox (event_id, event_type, partition_key, payload, created_at)
+		SELECT 'e' || n, 'lesson.completed', 'k' || n, jsonb_build_object('n', n, 'big', 12345678901234567890), $1 FROM generate_series(1, 4) n`, written)
 	db.Exec(`INSERT INTO walpost.slots (slot, system_id, timeline, state, confirmed) VALUES ('walpost', '7', 1, 'ready', '0/1000')`)
 	db.Exec(`INSERT INTO walpost.subscribers (slot, name, gone_at) VALUES ('walpost', 'analytics', NULL), ('walpost', 'billing', now())`)
 	source := &outbox.Source{Name: "lessons", Schema: "public", Table: "outbox", Mark: true, Ours: true}
 	store := debt.NewStore(db.Pool, "walpost")
 	owed := func(n int) lane.Owed {
 		return lane.Owed{Event: &event.Event{
-			Source: "lessons", ID: fmt.Sprintf("e%d", n), Type: "lesson.completed", Key: fmt.Sprintf("k%d", n), Row: fmt.Sprint(n),
+			Source: "lessons", ID: fmt.Sprintf("e%d", n), Occurrence: written, Type: "lesson.completed", Key: fmt.Sprintf("k%d", n), Row: fmt.Sprint(n),
 			Payload: fmt.Appendf(nil, `{"n": %d, "big": 12345678901234567890}`, n), Headers: []byte(`{}`),
 			Position: event.Position{Epoch: 1, Commit: event.LSN(n * 8)},
 		}, Attempts: 3, Err: "503 from <the receiver>"}

@@ -33,7 +33,7 @@ func (t *Table) Clean(ctx context.Context, db DB, slot string, batch int) (delet
 			SELECT `+key+` FROM `+t.sql()+` t
 			WHERE `+where+` AND NOT EXISTS (
 				SELECT FROM walpost.owed o WHERE o.slot = $1 AND o.source = $2
-				AND o.event_id = t.`+quote(t.Columns[t.layout.id])+`::text AND o.state IN ('waiting', 'dead'))
+				AND o.event_id = `+t.idSQL()+` AND o.occurrence = `+t.occurrenceSQL()+` AND o.state IN ('waiting', 'dead'))
 			LIMIT $4 FOR UPDATE OF t SKIP LOCKED)`,
 		slot, t.Source.Name, t.Source.Retention, batch)
 	if err != nil {
@@ -50,11 +50,11 @@ func CleanInbox(ctx context.Context, db DB, slot string, retention time.Duration
 		return 0, false, nil
 	}
 	tag, err := db.Exec(ctx, `
-		DELETE FROM walpost.inbox i WHERE (i.slot, i.subscriber, i.event_id) IN (
-			SELECT i.slot, i.subscriber, i.event_id FROM walpost.inbox i
+		DELETE FROM walpost.inbox i WHERE (i.slot, i.subscriber, i.event_id, i.source, i.occurrence) IN (
+			SELECT i.slot, i.subscriber, i.event_id, i.source, i.occurrence FROM walpost.inbox i
 			WHERE i.slot = $1 AND i.done_at < now() - $2::interval AND NOT EXISTS (
 				SELECT FROM walpost.owed o WHERE o.slot = i.slot AND o.subscriber = i.subscriber
-				AND o.event_id = i.event_id AND o.state IN ('waiting', 'dead'))
+				AND o.event_id = i.event_id AND o.source = i.source AND o.occurrence = i.occurrence AND o.state IN ('waiting', 'dead'))
 			ORDER BY i.done_at
 			LIMIT $3 FOR UPDATE OF i SKIP LOCKED)`, slot, retention, batch)
 	if err != nil {

@@ -16,10 +16,9 @@ func TestClean_deletesOldPublishedRowsWithoutDebt(t *testing.T) {
 	source := ours()
 	source.Retention = time.Hour
 	table := inspect(t, db, source)
-	fill(db, 6)
+	fill(db, 6) // of long ago: age alone deletes nothing
 	db.Exec(`UPDATE outbox SET published_at = now() - interval '2 hours' WHERE id <> 2`)
 	db.Exec(`UPDATE outbox SET published_at = now() WHERE id = 3`)
-	db.Exec(`UPDATE outbox SET created_at = '2000-01-01'`) // age alone deletes nothing
 	owe(db, "lessons", "e4", "waiting")
 	owe(db, "lessons", "e5", "dead")
 	owe(db, "lessons", "e6", "paid")
@@ -89,10 +88,10 @@ func TestClean_ofOtherPeoplesTables(t *testing.T) {
 
 func TestCleanInbox_keepsYoungOnesOtherSlotsAndDebt(t *testing.T) {
 	db := testdb.New(t)
-	db.Exec(`INSERT INTO walpost.inbox (slot, subscriber, event_id, done_at) VALUES
-		('s', 'sub', 'old', now() - interval '2 hours'), ('s', 'sub', 'old too', now() - interval '3 hours'),
-		('s', 'sub', 'young', now()), ('another', 'sub', 'old', now() - interval '2 hours'),
-		('s', 'sub', 'owed', now() - interval '2 hours'), ('s', 'other', 'owed', now() - interval '2 hours')`)
+	db.Exec(`INSERT INTO walpost.inbox (slot, subscriber, source, occurrence, event_id, done_at)
+		SELECT slot, subscriber, 'lessons', $1, event_id, now() - age * interval '1 hour' FROM (VALUES
+		('s', 'sub', 'old', 2), ('s', 'sub', 'old too', 3), ('s', 'sub', 'young', 0), ('another', 'sub', 'old', 2),
+		('s', 'sub', 'owed', 2), ('s', 'other', 'owed', 2)) i(slot, subscriber, event_id, age)`, written)
 	owe(db, "lessons", "owed", "waiting")
 	var total int64
 	for rounds := 1; ; rounds++ {

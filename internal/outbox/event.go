@@ -46,16 +46,19 @@ func nameFault(name string) string {
 	return ""
 }
 
+// madePrefix is what an id begins with that was made for an event without a usable one.
+const madePrefix = "row:"
+
 // idFromRow makes an id for an event without a usable one. It is the same each time the row is read.
 func idFromRow(e *event.Event) string {
-	if e.Row != "" && len("row:"+e.Row) <= maxName && utf8.ValidString(e.Row) {
-		return "row:" + e.Row
+	if e.Row != "" && len(madePrefix+e.Row) <= maxName && utf8.ValidString(e.Row) {
+		return madePrefix + e.Row
 	}
 	h := sha256.New()
 	for _, part := range []string{e.Row, e.ID, e.Type, e.Key, string(e.Payload), string(e.Headers)} {
 		fmt.Fprintf(h, "%d:%s", len(part), part)
 	}
-	return "row:" + hex.EncodeToString(h.Sum(nil))
+	return madePrefix + hex.EncodeToString(h.Sum(nil))
 }
 
 // storable replaces what a text column cannot hold.
@@ -124,6 +127,7 @@ func (s *Source) EventFromMessage(content []byte) *event.Event {
 	}
 	if err != nil {
 		e.Payload = asText(content)
+		e.Occurrence = occurrenceOf("", "", content)
 		e.ID = idFromRow(e)
 		e.Invalid = fmt.Sprintf("message is no JSON object with id, type and payload: %v", err)
 		return e
@@ -142,6 +146,7 @@ func (s *Source) EventFromMessage(content []byte) *event.Event {
 		e.Key = e.AggregateID
 	}
 	e.Payload, e.Headers = envelope["payload"], envelope["headers"]
+	e.Occurrence = occurrenceOf(e.OccurredAt, e.Type, e.Payload)
 	checkNames(e)
 	if e.Invalid != "" {
 		e.Payload, e.Headers = asText(content), nil

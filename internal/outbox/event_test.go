@@ -16,7 +16,7 @@ func TestEventFromMessage_readsTheEnvelope(t *testing.T) {
 		"aggregate_id": 9007199254740993, "key": "k", "topic": "t", "revision": "r", "occurred_at": "now",
 		"payload": {"n":  12345678901234567890.123456789, "a":1,"a":2, "nul": "\u0000"}, "headers": {"x" : "y"}, "unknown": [1]}`))
 	want := event.Event{Source: "games", ID: "e1", Type: "moved", Version: "2", AggregateType: "game",
-		AggregateID: "9007199254740993", Key: "k", Topic: "t", Revision: "r", OccurredAt: "now",
+		AggregateID: "9007199254740993", Key: "k", Topic: "t", Revision: "r", OccurredAt: "now", Occurrence: "now",
 		Payload: json.RawMessage(`{"n":  12345678901234567890.123456789, "a":1,"a":2, "nul": "\u0000"}`), // F-49
 		Headers: json.RawMessage(`{"x" : "y"}`)}
 	if text(got) != text(&want) {

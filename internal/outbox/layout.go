@@ -200,6 +200,7 @@ func (l *Layout) EventOn(shelf *Shelf, values [][]byte) *event.Event {
 		all = shelf.bytes(body)
 	}
 	e.Payload, e.Headers = keep(payload), keep(headers)
+	e.Occurrence = occurrenceOf(e.OccurredAt, e.Type, e.Payload)
 
 	checkNames(e)
 	return e

@@ -47,7 +47,7 @@ func TestLayout_findsOurOwnTable(t *testing.T) {
 	got := layout.Event([][]byte{[]byte("7"), []byte("01J"), []byte("lesson.completed"), []byte("lesson"), []byte("3"),
 		[]byte("42"), []byte(`{"a": 1}`), []byte("{}"), []byte("2024-03-10 06:30:00+00"), nil, []byte("0")})
 	want := event.Event{Source: "lessons", ID: "01J", Type: "lesson.completed", AggregateType: "lesson", AggregateID: "3",
-		Key: "42", Payload: json.RawMessage(`{"a": 1}`), Headers: json.RawMessage("{}"), OccurredAt: "2024-03-10 06:30:00+00", Row: "01J"}
+		Key: "42", Payload: json.RawMessage(`{"a": 1}`), Headers: json.RawMessage("{}"), OccurredAt: "2024-03-10 06:30:00+00", Occurrence: "2024-03-10 06:30:00+00", Row: "01J"}
 	if text(got) != text(&want) {
 		t.Errorf("got  %s\nwant %s", text(got), text(&want))
 	}
@@ -62,16 +62,18 @@ func TestLayout_findsOtherPeoplesTables(t *testing.T) {
 	}{
 		{"Debezium", outbox.Source{},
 			[]string{"id", "u-1", "aggregatetype", "order", "aggregateid", "9", "type", "OrderCreated", "payload", "{}"},
-			event.Event{ID: "u-1", Type: "OrderCreated", AggregateType: "order", AggregateID: "9", Key: "9", Payload: json.RawMessage("{}"), Row: "u-1"}},
+			event.Event{ID: "u-1", Type: "OrderCreated", AggregateType: "order", AggregateID: "9", Key: "9", Payload: json.RawMessage("{}"), Row: "u-1",
+				Occurrence: "a8af168eb3b40479acda85fb9b28a94b8141a702f2deac878394f9e24df2cf31"}},
 		{"event store", outbox.Source{},
 			[]string{"seq", "5", "type", "moved", "data", "x", "metadata", "{}", "event_version", "2", "revision", "8", "topic", "games", "occurred_at", "now", "aggregate_id", "g1"},
-			event.Event{ID: "5", Type: "moved", Version: "2", Revision: "8", Topic: "games", AggregateID: "g1", Key: "g1", Payload: json.RawMessage("x"), Headers: json.RawMessage("{}"), OccurredAt: "now", Row: "5"}},
+			event.Event{ID: "5", Type: "moved", Version: "2", Revision: "8", Topic: "games", AggregateID: "g1", Key: "g1", Payload: json.RawMessage("x"), Headers: json.RawMessage("{}"), OccurredAt: "now", Occurrence: "now", Row: "5"}},
 		{"all mapped", outbox.Source{Columns: outbox.Columns{ID: "a", Type: "b", Payload: "c", Key: "d", Time: "e"}},
 			[]string{"id", "no", "type", "no", "payload", "no", "a", "A", "b", "B", "c", "C", "d", "D", "e", "E"},
-			event.Event{ID: "A", Type: "B", Key: "D", Payload: json.RawMessage("C"), OccurredAt: "E", Row: "A"}},
+			event.Event{ID: "A", Type: "B", Key: "D", Payload: json.RawMessage("C"), OccurredAt: "E", Occurrence: "E", Row: "A"}},
 		{"a column whose name has a dot is no path", outbox.Source{Columns: outbox.Columns{Key: "payload.x"}},
 			[]string{"id", "1", "type", "t", "payload", `{"x": "path"}`, "payload.x", "column"},
-			event.Event{ID: "1", Type: "t", Key: "column", Payload: json.RawMessage(`{"x": "path"}`), Row: "1"}},
+			event.Event{ID: "1", Type: "t", Key: "column", Payload: json.RawMessage(`{"x": "path"}`), Row: "1",
+				Occurrence: "13ce007a01a960401e47e25c7f8782bd5a3733d60960d598a02c98707ceee606"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if got := eventOf(t, test.source, test.row...); text(got) != text(&test.want) {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/postgres"
 )
 
@@ -18,9 +19,11 @@ const maxMarked = 1000
 
 // Marked is a row whose event every subscriber that wants it has finished.
 type Marked struct {
-	// Row is the Row of the event, EventID its ID, XID the transaction that wrote it, 0 where that is not known.
-	Row, EventID string
-	XID          uint32
+	// Row is the Row of the event, Identity what the row must still hold, XID the transaction that wrote it, 0
+	// where that is not known.
+	Row      string
+	Identity event.Identity
+	XID      uint32
 	// Attempts is the number of failed attempts over all subscribers, to be added to the row's.
 	Attempts int
 	// Owed says that a delivery of the event was recorded as owed. Such a row is marked only when nothing
@@ -35,15 +38,17 @@ type MarkResult struct {
 	Owed int
 	// Elsewhere rows were published already: by us before a restart, or by another poller.
 	Elsewhere int
-	// Missing are the Rows that are gone: their owner has deleted them.
+	// Missing are the Rows that are gone: their owner has deleted them, or another event stands there now.
 	Missing []string
+	// Replaced is how many of the missing rows have another event in their place.
+	Replaced int
 }
 
 // ErrNotVisible means that the row of an event cannot be seen yet: an event can come a moment before its row,
 // and long before it while a synchronous standby is away. The same call later finds it.
 var ErrNotVisible = errors.New("its row is not visible yet: its commit is in the WAL and not over, because it waits for the flush or a synchronous standby")
 
-// Mark publishes rows by primary key, 1,000 with each statement: it sets the published column where it
+// Mark publishes rows by primary key and identity, 1,000 with each statement: it sets the published column where it
 // is not set, and adds the attempts. Nothing else is ever written to a row. No row may come twice. With
 // ErrNotVisible the transaction has to be rolled back.
 //
@@ -70,14 +75,14 @@ func (t *Table) Mark(ctx context.Context, tx pgx.Tx, slot string, rows []Marked)
 	if err != nil {
 		return result, err
 	}
-	result.Missing = nil
+	result.Missing, result.Replaced = nil, 0
 	if err := t.markAll(ctx, tx, slot, missing, &result); err != nil {
 		return result, err
 	}
 	missed = setOf(result.Missing)
 	for _, row := range missing {
 		if missed[row.Row] && running[row.XID] {
-			return result, fmt.Errorf("mark event %q of %s: %w", row.EventID, t.Source.relation(), ErrNotVisible)
+			return result, fmt.Errorf("mark event %q of %s: %w", row.Identity.ID, t.Source.relation(), ErrNotVisible)
 		}
 	}
 	return result, nil
@@ -101,10 +106,12 @@ func (t *Table) markAll(ctx context.Context, tx pgx.Tx, slot string, rows []Mark
 }
 
 func (t *Table) markBatch(ctx context.Context, tx pgx.Tx, slot string, rows []Marked, result *MarkResult) error {
-	ids, attempts, owed := make([]string, len(rows)), make([]int32, len(rows)), make([]bool, len(rows))
+	ids, occurrences := make([]string, len(rows)), make([]string, len(rows))
+	attempts, owed := make([]int32, len(rows)), make([]bool, len(rows))
 	keys := make([][]string, len(t.Key))
 	for i, row := range rows {
-		ids[i], attempts[i], owed[i] = row.EventID, int32(row.Attempts), row.Owed
+		ids[i], occurrences[i] = row.Identity.ID, row.Identity.Occurrence
+		attempts[i], owed[i] = int32(row.Attempts), row.Owed
 		values, err := t.keyValues(row.Row)
 		if err != nil {
 			return err
@@ -113,7 +120,7 @@ func (t *Table) markBatch(ctx context.Context, tx pgx.Tx, slot string, rows []Ma
 			keys[k] = append(keys[k], value)
 		}
 	}
-	args := []any{slot, t.Source.Name, ids, attempts, owed}
+	args := []any{slot, t.Source.Name, ids, occurrences, attempts, owed}
 	for _, key := range keys {
 		args = append(args, key)
 	}
@@ -125,14 +132,17 @@ func (t *Table) markBatch(ctx context.Context, tx pgx.Tx, slot string, rows []Ma
 	unhit := 0
 	for missed.Next() {
 		var n int
-		var there, published bool
-		if err := missed.Scan(&n, &there, &published); err != nil {
+		var taken, there, published bool
+		if err := missed.Scan(&n, &taken, &there, &published); err != nil {
 			return err
 		}
 		unhit++
 		switch row := rows[n-1]; {
 		case !there:
 			result.Missing = append(result.Missing, row.Row)
+			if taken {
+				result.Replaced++
+			}
 		case !published && row.Owed:
 			result.Owed++
 		case published && row.Owed:
@@ -165,21 +175,22 @@ func (t *Table) markSQL() string {
 	same := t.eachKey(" AND ", func(column string, n int, typ string) string {
 		return fmt.Sprintf("t.%s = a.k%d::%s", column, n, typ)
 	})
+	event := t.sameSQL("a.event_id", "a.occurrence")
 	return `
 		WITH asked AS MATERIALIZED (
-			SELECT * FROM unnest($3::text[], $4::int[], $5::bool[]` +
-		t.eachKey("", func(_ string, n int, _ string) string { return fmt.Sprintf(", $%d::text[]", 5+n) }) + `)
-			WITH ORDINALITY AS a(event_id, attempts, owed` +
+			SELECT * FROM unnest($3::text[], $4::text[], $5::int[], $6::bool[]` +
+		t.eachKey("", func(_ string, n int, _ string) string { return fmt.Sprintf(", $%d::text[]", 6+n) }) + `)
+			WITH ORDINALITY AS a(event_id, occurrence, attempts, owed` +
 		t.eachKey("", func(_ string, n int, _ string) string { return fmt.Sprintf(", k%d", n) }) + `, n)
 		), hit AS (
 			UPDATE ` + t.sql() + ` t SET ` + set + ` FROM asked a
-			WHERE ` + same + ` AND coalesce(` + t.unpublished() + `, false)
+			WHERE ` + same + ` AND ` + event + ` AND coalesce(` + t.unpublished() + `, false)
 			AND NOT (a.owed AND EXISTS (
 				SELECT FROM walpost.owed o WHERE o.slot = $1 AND o.source = $2
-				AND o.event_id = a.event_id AND o.state IN ('waiting', 'dead') OFFSET 0))
+				AND o.event_id = a.event_id AND o.occurrence = a.occurrence AND o.state IN ('waiting', 'dead') OFFSET 0))
 			RETURNING a.n
 		)
-		SELECT a.n, t.` + quote(t.Key[0]) + ` IS NOT NULL, NOT coalesce(` + t.unpublished() + `, false)
+		SELECT a.n, t.` + quote(t.Key[0]) + ` IS NOT NULL, t.` + quote(t.Key[0]) + ` IS NOT NULL AND ` + event + `, NOT coalesce(` + t.unpublished() + `, false)
 		FROM asked a LEFT JOIN ` + t.sql() + ` t ON ` + same + `
 		WHERE NOT EXISTS (SELECT FROM hit h WHERE h.n = a.n)
 		ORDER BY a.n`

@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/testdb"
@@ -35,14 +36,27 @@ func mustMark(t *testing.T, db *testdb.DB, table *outbox.Table, rows ...outbox.M
 	return result
 }
 
+// written is when fill wrote its rows, and so their occurrence.
+const written = "2000-01-01 00:00:00+00"
+
 // fill writes n rows with ids 1 to n, events e1 to en, into our own table.
 func fill(db *testdb.DB, n int) {
-	db.Exec(`INSERT INTO outbox (event_id, event_type, payload) SELECT 'e' || i, 't', '{}' FROM generate_series(1, $1::int) i`, n)
+	db.Exec(`INSERT INTO outbox (event_id, event_type, payload, created_at) SELECT 'e' || i, 't', '{}', $2 FROM generate_series(1, $1::int) i`, n, written)
+}
+
+// filled is row n of fill.
+func filled(n int) outbox.Marked {
+	return outbox.Marked{Row: fmt.Sprint(n), Identity: event.Identity{Source: "lessons", ID: fmt.Sprint("e", n), Occurrence: written}}
+}
+
+func attempted(row outbox.Marked, attempts int) outbox.Marked {
+	row.Attempts = attempts
+	return row
 }
 
 func owe(db *testdb.DB, source, eventID, state string) {
-	db.Exec(`INSERT INTO walpost.owed (slot, subscriber, source, event_id, state, epoch, commit_lsn, ordinal, event_type, key, committed_at)
-		VALUES ($1, 'sub', $2, $3, $4, 1, '0/1', 0, 't', '', now())`, slot, source, eventID, state)
+	db.Exec(`INSERT INTO walpost.owed (slot, subscriber, source, event_id, occurrence, state, epoch, commit_lsn, ordinal, event_type, key, committed_at)
+		VALUES ($1, 'sub', $2, $3, $4, $5, 1, '0/1', 0, 't', '', now())`, slot, source, eventID, written, state)
 }
 
 func TestMark_publishesRowsAndAddsAttempts(t *testing.T) {
@@ -50,7 +64,7 @@ func TestMark_publishesRowsAndAddsAttempts(t *testing.T) {
 	table := inspect(t, db, ours())
 	fill(db, 3)
 	db.Exec(`UPDATE outbox SET attempts = 2 WHERE id = 2`)
-	got := mustMark(t, db, table, outbox.Marked{Row: "1"}, outbox.Marked{Row: "2", Attempts: 5})
+	got := mustMark(t, db, table, filled(1), attempted(filled(2), 5))
 	if got.Marked != 2 || got.Elsewhere+got.Owed+len(got.Missing) != 0 {
 		t.Errorf("got %+v, want 2 marked and nothing else", got)
 	}
@@ -66,7 +80,7 @@ func TestMark_tellsMarkedElsewhereFromMissing(t *testing.T) {
 	fill(db, 4)
 	db.Exec(`UPDATE outbox SET published_at = '2020-01-01', attempts = 9 WHERE id = 2`)
 	db.Exec(`DELETE FROM outbox WHERE id = 3`)
-	got := mustMark(t, db, table, outbox.Marked{Row: "1"}, outbox.Marked{Row: "2", Attempts: 1}, outbox.Marked{Row: "3"}, outbox.Marked{Row: "4"})
+	got := mustMark(t, db, table, filled(1), attempted(filled(2), 1), filled(3), filled(4))
 	if got.Marked != 2 || got.Elsewhere != 1 || !slices.Equal(got.Missing, []string{"3"}) {
 		t.Errorf("got %+v, want 2 marked, 1 elsewhere, row 3 missing", got)
 	}
@@ -85,7 +99,9 @@ func TestMark_leavesARowWithDebtOrDeadLetterUnpublished(t *testing.T) {
 	owe(db, "another source", "e4", "waiting")
 	var rows []outbox.Marked
 	for i := 1; i <= 5; i++ {
-		rows = append(rows, outbox.Marked{Row: fmt.Sprint(i), EventID: fmt.Sprint("e", i), Owed: true})
+		row := filled(i)
+		row.Owed = true
+		rows = append(rows, row)
 	}
 	got := mustMark(t, db, table, rows...)
 	if got.Marked != 3 || got.Owed != 2 {
@@ -102,7 +118,7 @@ func TestMark_takesMoreThanOneStatementsRows(t *testing.T) {
 	fill(db, 2500)
 	var rows []outbox.Marked
 	for i := 1; i <= 2501; i++ {
-		rows = append(rows, outbox.Marked{Row: fmt.Sprint(i)})
+		rows = append(rows, filled(i))
 	}
 	got := mustMark(t, db, table, rows...)
 	if got.Marked != 2500 || !slices.Equal(got.Missing, []string{"2501"}) {
@@ -127,16 +143,18 @@ func TestMark_worksOnOtherPeoplesTables(t *testing.T) {
 			db.Exec(`CREATE TYPE mood AS ENUM ('sad')`)
 			table := foreign(t, db, test.definition)
 			db.Exec(`INSERT INTO o (id, type, payload) VALUES ` + test.insert)
-			if rows := unpublished(t, db, table); len(rows) != 1 || rows[0].Row != test.row {
-				t.Errorf("unpublished before: got %v, want row %s", rows, test.row)
+			rows := unpublished(t, db, table)
+			if len(rows) != 1 || rows[0].Row != test.row {
+				t.Fatalf("unpublished before: got %v, want row %s", rows, test.row)
 			}
-			if got := mustMark(t, db, table, outbox.Marked{Row: test.row, Attempts: 1}); got.Marked != 1 {
+			row := outbox.Marked{Row: test.row, Identity: rows[0].Identity(), Attempts: 1}
+			if got := mustMark(t, db, table, row); got.Marked != 1 {
 				t.Errorf("got %+v, want 1 marked", got)
 			}
 			if n := db.Int(`SELECT count(*) FROM o WHERE ` + test.want); n != 1 {
 				t.Errorf("no row with %s", test.want)
 			}
-			if got := mustMark(t, db, table, outbox.Marked{Row: test.row}); got.Elsewhere != 1 {
+			if got := mustMark(t, db, table, row); got.Elsewhere != 1 {
 				t.Errorf("a second time: got %+v, want 1 elsewhere", got)
 			}
 			if rows := unpublished(t, db, table); len(rows) != 0 {
@@ -153,10 +171,12 @@ func TestMark_findsRowsByTheirKeyWhateverTheStatisticsSay(t *testing.T) {
 	fill(db, 2000)
 	db.Exec(`UPDATE outbox SET published_at = now()`)
 	db.Exec(`VACUUM ANALYZE outbox`)
-	db.Exec(`INSERT INTO outbox (event_id, event_type, payload) SELECT 'late' || n, 't', '{}' FROM generate_series(1, 2000) n`)
 	var rows []outbox.Marked
-	for _, id := range db.Texts(`SELECT id::text FROM outbox WHERE event_id LIKE 'late%' LIMIT 500`) {
-		rows = append(rows, outbox.Marked{Row: id, EventID: id, Owed: true})
+	db.Exec(`INSERT INTO outbox (event_id, event_type, payload, created_at) SELECT 'e' || n, 't', '{}', $1 FROM generate_series(2001, 4000) n`, written)
+	for n := 2001; n <= 2500; n++ {
+		row := filled(n)
+		row.Owed = true
+		rows = append(rows, row)
 	}
 	err := postgres.InTx(t.Context(), db.Pool, func(tx pgx.Tx) error {
 		result, err := table.Mark(t.Context(), tx, slot, rows)
@@ -191,7 +211,7 @@ func TestMark_findsRowsOfAPartitionedTable(t *testing.T) {
 	if len(rows) != 1 {
 		t.Fatalf("got %d rows, want 1", len(rows))
 	}
-	if got := mustMark(t, db, table, outbox.Marked{Row: rows[0].Row}); got.Marked != 1 {
+	if got := mustMark(t, db, table, outbox.Marked{Row: rows[0].Row, Identity: rows[0].Identity()}); got.Marked != 1 {
 		t.Errorf("row %s: got %+v, want 1 marked", rows[0].Row, got)
 	}
 }
@@ -216,7 +236,7 @@ func TestMark_aRowMarkedWhileWeWaitForItIsMarkedElsewhere(t *testing.T) {
 	go func() {
 		var a answer
 		a.err = postgres.InTx(context.Background(), db.Pool, func(tx pgx.Tx) error {
-			a.result, a.err = table.Mark(context.Background(), tx, slot, []outbox.Marked{{Row: "1"}})
+			a.result, a.err = table.Mark(context.Background(), tx, slot, []outbox.Marked{filled(1)})
 			return a.err
 		})
 		done <- a
@@ -243,7 +263,7 @@ func TestMark_saysWhatToDoWhenAnotherPublicationForbidsUpdates(t *testing.T) {
 	table := foreign(t, db, `id bigint, type text, payload text, published_at timestamptz`)
 	db.Exec(`INSERT INTO o VALUES (1, 't', '')`)
 	db.Exec(`CREATE PUBLICATION everything FOR ALL TABLES`)
-	_, err := mark(t, db, table, outbox.Marked{Row: "1"})
+	_, err := mark(t, db, table, filled(1))
 	if err == nil || !strings.Contains(err.Error(), "REPLICA IDENTITY FULL") || postgres.Code(err) != "55000" {
 		t.Errorf("got %v, want 55000 and what to do", err)
 	}
@@ -261,7 +281,7 @@ func TestMark_needsOnlyTheColumnGrants(t *testing.T) {
 			if _, err := tx.Exec(t.Context(), `SET LOCAL ROLE `+role); err != nil {
 				return err
 			}
-			_, err := table.Mark(t.Context(), tx, slot, []outbox.Marked{{Row: "1"}})
+			_, err := table.Mark(t.Context(), tx, slot, []outbox.Marked{filled(1)})
 			return err
 		})
 	}

@@ -126,15 +126,16 @@ func (t *Table) Count(ctx context.Context, tx pgx.Tx, choice Choice, slot, subsc
 	}
 	args = append(args, slot, subscriber, t.Source.Name)
 	n := len(args)
-	id := "t." + quote(t.Columns[t.layout.id]) + "::text"
 	rows, err := tx.Query(ctx, fmt.Sprintf(`
 		SELECT coalesce(c.type, ''), count(*), count(*) FILTER (WHERE c.owed), count(*) FILTER (WHERE c.done AND NOT c.owed) FROM (
 			SELECT t.%s::text AS type,
 			    EXISTS (SELECT FROM walpost.owed o WHERE o.slot = $%d AND o.subscriber = $%d AND o.source = $%d
-			        AND o.event_id = %s AND o.state IN ('waiting', 'dead')) AS owed,
-			    EXISTS (SELECT FROM walpost.inbox i WHERE i.slot = $%d AND i.subscriber = $%d AND i.event_id = %s) AS done
-			FROM %s t WHERE %s) c
-		GROUP BY 1 ORDER BY 1`, quote(t.Columns[t.layout.typ]), n-2, n-1, n, id, n-2, n-1, id, t.sql(), where),
+			        AND o.event_id = t.event_id AND o.occurrence = t.occurrence AND o.state IN ('waiting', 'dead')) AS owed,
+			    EXISTS (SELECT FROM walpost.inbox i WHERE i.slot = $%d AND i.subscriber = $%d AND i.source = $%d
+			        AND i.event_id = t.event_id AND i.occurrence = t.occurrence) AS done
+			FROM (SELECT t.%s, %s AS event_id, %s AS occurrence FROM %s t WHERE %s) t) c
+		GROUP BY 1 ORDER BY 1`, quote(t.Columns[t.layout.typ]), n-2, n-1, n, n-2, n-1, n,
+		quote(t.Columns[t.layout.typ]), t.idSQL(), t.occurrenceSQL(), t.sql(), where),
 		append([]any{pgx.QueryExecModeSimpleProtocol}, args...)...)
 	if err != nil {
 		return nil, fmt.Errorf("count rows of %s: %w", t.Source.relation(), err)

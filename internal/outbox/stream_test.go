@@ -118,6 +118,15 @@ func TestEvent_isTheSameByStreamAndByTable(t *testing.T) {
 				t.Errorf("%s: row %d has payload %q", test.typ, i, streamed[i].Payload)
 			}
 		}
+		markAsStreamed(t, db, table, test.typ, streamed)
+		source.Columns.Time = "" // the occurrence is of type and payload
+		table = inspect(t, db, &source)
+		db.Exec(`UPDATE o SET published_at = NULL`)
+		timeless := unpublished(t, db, table)
+		if timeless[0].Occurrence == streamed[0].Occurrence || timeless[1].Occurrence == timeless[0].Occurrence {
+			t.Errorf("%s: occurrences are %q and %q, with the time %q", test.typ, timeless[0].Occurrence, timeless[1].Occurrence, streamed[0].Occurrence)
+		}
+		markAsStreamed(t, db, table, test.typ+" without a time", timeless)
 		db.Exec(`DROP TABLE o`)
 	}
 }
@@ -230,7 +239,7 @@ func TestPublished_tellsAMarkThatMovesTheRowFromAnEvent(t *testing.T) {
 	stream := openStream(t, db)
 	db.Exec(`INSERT INTO o VALUES (1, 't', 'x')`)
 	rows := unpublished(t, db, table)
-	if got := mustMark(t, db, table, outbox.Marked{Row: rows[0].Row}); got.Marked != 1 {
+	if got := mustMark(t, db, table, outbox.Marked{Row: rows[0].Row, Identity: rows[0].Identity()}); got.Marked != 1 {
 		t.Fatalf("got %+v, want 1 marked", got)
 	}
 	db.Exec(`INSERT INTO o VALUES (2, 'last', 'y')`)

@@ -23,6 +23,7 @@ type suspect struct {
 	Subscriber string `json:"subscriber"`
 	Source     string `json:"source"`
 	EventID    string `json:"event_id"`
+	Occurrence string `json:"occurrence"`
 	// Times is how many processes ended with it in hand, as far as is known.
 	Times int `json:"times"`
 }
@@ -36,7 +37,7 @@ func (s *suspect) is(subscriber string, ev *event.Event) bool {
 }
 
 func (s *suspect) same(subscriber string, ev *event.Event) bool {
-	return s != nil && s.Subscriber == subscriber && s.Source == ev.Source && s.EventID == ev.ID
+	return s != nil && s.Subscriber == subscriber && event.Identity{Source: s.Source, ID: s.EventID, Occurrence: s.Occurrence} == ev.Identity()
 }
 
 // countStart notes that a process begins to use the slot. A clean stop, and every position that is
@@ -123,7 +124,7 @@ func (c carefully) Handle(ctx context.Context, d subscriber.Delivery) error {
 		return fmt.Errorf("wait for the event in hand: %w", context.Cause(ctx))
 	}
 	defer func() { c.guard.free <- struct{}{} }()
-	inHand := &suspect{Subscriber: c.Name(), Source: d.Source, EventID: d.ID, Times: 1}
+	inHand := &suspect{Subscriber: c.Name(), Source: d.Source, EventID: d.ID, Occurrence: d.Occurrence, Times: 1}
 	if c.guard.found.same(c.Name(), d.Event) {
 		inHand.Times = c.guard.found.Times + 1
 	}

@@ -68,7 +68,7 @@ func rowsOf(source string, finished []*ack.Entry) []outbox.Marked {
 	var rows []outbox.Marked
 	for _, e := range finished {
 		if e.Event.Source == source && e.Event.Row != "" {
-			rows = append(rows, outbox.Marked{Row: e.Event.Row, EventID: e.Event.ID, XID: e.Event.XID, Attempts: e.Attempts, Owed: e.Owed})
+			rows = append(rows, outbox.Marked{Row: e.Event.Row, Identity: e.Event.Identity(), XID: e.Event.XID, Attempts: e.Attempts, Owed: e.Owed})
 		}
 	}
 	return rows

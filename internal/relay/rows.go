@@ -104,7 +104,7 @@ func (w *waitingRows) add(ctx context.Context, ev *event.Event) error {
 		}
 	}
 	if !wanted && w.table.Marks() && ev.Row != "" {
-		w.mark = append(w.mark, outbox.Marked{Row: ev.Row, EventID: ev.ID, Owed: true}) // unless an earlier subscriber is owed it
+		w.mark = append(w.mark, outbox.Marked{Row: ev.Row, Identity: ev.Identity(), Owed: true}) // unless an earlier subscriber is owed it
 	}
 	if w.bytes += ev.Size() + 100; w.bytes < 4<<20 {
 		return nil

@@ -38,10 +38,12 @@ func TestEstimate_tellsWhatWouldBeSentAndWhatCannot(t *testing.T) {
 	store := storeOn(t, db)
 	db.Exec(`INSERT INTO outbox (event_id, event_type, payload, created_at)
 		SELECT 'e' || n, CASE WHEN n < 9 THEN 'a' ELSE 'b' END, '{}', '2026-01-01Z'::timestamptz + n * interval '1 hour' FROM generate_series(1, 10) n`)
+	written := `to_char('2026-01-01'::timestamp + n * interval '1 hour', 'YYYY-MM-DD HH24:MI:SS"+00"')`
 	db.Exec(`INSERT INTO facts VALUES (1, 'a', '', NULL), (2, 'a', '', '2026-01-03Z')`)
-	db.Exec(`INSERT INTO walpost.inbox (slot, subscriber, event_id) VALUES ('s', 'sub', 'e1'), ('s', 'sub', 'e2'), ('s', 'sub', 'e9'), ('s', 'other', 'e3')`)
-	db.Exec(`INSERT INTO walpost.owed (slot, subscriber, source, event_id, state, epoch, commit_lsn, ordinal, event_type, key)
-		SELECT 's', 'sub', 'lessons', 'e' || n, state, 1, '0/1', n, '', '' FROM (VALUES (2, 'dead'), (4, 'waiting'), (5, 'paid')) o(n, state)`)
+	db.Exec(`INSERT INTO walpost.inbox (slot, subscriber, source, event_id, occurrence)
+		SELECT 's', subscriber, 'lessons', 'e' || n, ` + written + ` FROM (VALUES ('sub', 1), ('sub', 2), ('sub', 9), ('other', 3)) i(subscriber, n)`)
+	db.Exec(`INSERT INTO walpost.owed (slot, subscriber, source, event_id, occurrence, state, epoch, commit_lsn, ordinal, event_type, key)
+		SELECT 's', 'sub', 'lessons', 'e' || n, ` + written + `, state, 1, '0/1', n, '', '' FROM (VALUES (2, 'dead'), (4, 'waiting'), (5, 'paid')) o(n, state)`)
 	takes := func(_, eventType string) bool { return eventType == "a" }
 
 	got, err := store.Estimate(t.Context(), replay.Request{Subscriber: "sub", Since: time.Date(2026, 1, 1, 0, 30, 0, 0, time.UTC)}, takes)

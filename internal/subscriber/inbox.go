@@ -8,12 +8,13 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/postgres"
 )
 
 // Once gives an effect that is not idempotent by itself, such as counting, exactly once per event.
 //
-// In one transaction it records (slot, subscriber, event id) in walpost.inbox and calls effect with
+// In one transaction it records (slot, subscriber, identity of the event) in walpost.inbox and calls effect with
 // those deliveries that were not recorded before, in their order, each event once. The effect writes
 // through tx and nowhere else, so that record and effect commit together or not at all; search_path is
 // empty there, so its SQL names schemas. With nothing fresh, effect is not called. An error means that
@@ -21,7 +22,7 @@ import (
 //
 // The same event in two transactions at once is safe: the second waits for the first at the primary key
 // of the inbox, and finds the event done, or takes it over when the first rolled back. Records are made
-// in the order of their ids, so calls to Once do not deadlock among each other; an effect that locks
+// in the order of their identities, so calls to Once do not deadlock among each other; an effect that locks
 // several rows takes them in a fixed order too, ORDER BY its key, or it may.
 //
 // Where a delivery says Again, a record from before that moment is removed first, in the same transaction,
@@ -31,8 +32,8 @@ import (
 // Where deliveries carry a term, the transaction is part of that leadership of the slot: when another relay
 // has led it since, nothing happens and the error is ErrOldTerm.
 //
-// The event id is the identity, so a subscriber that reads several sources needs ids that are unique
-// over all of them. Once is safe for concurrent use.
+// Sources are apart, and so are two events of a source that had one id at different times; see
+// event.Identity. Once is safe for concurrent use.
 func Once(
 	ctx context.Context, pool *pgxpool.Pool, slot, subscriber string, deliveries []Delivery,
 	effect func(ctx context.Context, tx pgx.Tx, fresh []Delivery) error,
@@ -56,10 +57,11 @@ func Once(
 
 // record returns the deliveries that were not in the inbox.
 func record(ctx context.Context, tx pgx.Tx, slot, subscriber string, deliveries []Delivery) ([]Delivery, error) {
-	ids, again := make([]string, len(deliveries)), make([]*time.Time, len(deliveries))
+	sources, ids, occurrences := make([]string, len(deliveries)), make([]string, len(deliveries)), make([]string, len(deliveries))
+	again := make([]*time.Time, len(deliveries))
 	replayed := false
 	for i, delivery := range deliveries {
-		ids[i] = delivery.ID
+		sources[i], ids[i], occurrences[i] = delivery.Source, delivery.ID, delivery.Occurrence
 		if !delivery.Again.IsZero() {
 			again[i], replayed = &delivery.Again, true
 		}
@@ -70,35 +72,44 @@ func record(ctx context.Context, tx pgx.Tx, slot, subscriber string, deliveries 
 	if replayed {
 		// Locked in the order in which they are recorded.
 		batch.Queue(`
-			DELETE FROM walpost.inbox WHERE (slot, subscriber, event_id) IN (
-				SELECT i.slot, i.subscriber, i.event_id FROM walpost.inbox i
-				JOIN (SELECT id, max(again) AS again FROM unnest($3::text[], $4::timestamptz[]) AS d(id, again) GROUP BY id) d ON d.id = i.event_id
-				WHERE i.slot = $1 AND i.subscriber = $2 AND i.done_at < d.again ORDER BY i.event_id FOR UPDATE OF i)`,
-			slot, subscriber, ids, again)
+			DELETE FROM walpost.inbox WHERE (slot, subscriber, event_id, source, occurrence) IN (
+				SELECT i.slot, i.subscriber, i.event_id, i.source, i.occurrence FROM walpost.inbox i
+				JOIN (`+eachEvent("max(d.again) AS again")+`) d USING (event_id, source, occurrence)
+				WHERE i.slot = $1 AND i.subscriber = $2 AND i.done_at < d.again
+				ORDER BY i.event_id, i.source, i.occurrence FOR UPDATE OF i)`,
+			slot, subscriber, ids, sources, occurrences, again)
 	}
-	var recorded []string
+	var recorded []event.Identity
 	// A clock that was set back must not make a new record look like one of before.
 	batch.Queue(`
-		INSERT INTO walpost.inbox (slot, subscriber, event_id, done_at)
-		SELECT $1, $2, id, greatest(now(), max(again)) FROM unnest($3::text[], $4::timestamptz[]) AS d(id, again) GROUP BY id ORDER BY id
+		INSERT INTO walpost.inbox (slot, subscriber, event_id, source, occurrence, done_at)
+		SELECT $1, $2, d.* FROM (`+eachEvent("greatest(now(), max(d.again))")+`) d ORDER BY d.event_id, d.source, d.occurrence
 		ON CONFLICT DO NOTHING
-		RETURNING event_id`, slot, subscriber, ids, again).Query(func(rows pgx.Rows) (err error) {
-		recorded, err = pgx.CollectRows(rows, pgx.RowTo[string])
+		RETURNING source, event_id, occurrence`, slot, subscriber, ids, sources, occurrences, again).Query(func(rows pgx.Rows) (err error) {
+		recorded, err = pgx.CollectRows(rows, pgx.RowToStructByPos[event.Identity])
 		return err
 	})
 	if err := tx.SendBatch(ctx, batch).Close(); err != nil {
 		return nil, err
 	}
-	isNew := make(map[string]bool, len(recorded))
-	for _, id := range recorded {
-		isNew[id] = true
+	isNew := make(map[event.Identity]bool, len(recorded))
+	for _, identity := range recorded {
+		isNew[identity] = true
 	}
 	var fresh []Delivery
 	for _, delivery := range deliveries {
-		if isNew[delivery.ID] {
+		if isNew[delivery.Identity()] {
 			fresh = append(fresh, delivery)
-			delete(isNew, delivery.ID) // the same event again in this batch is not fresh
+			delete(isNew, delivery.Identity()) // the same event again in this batch is not fresh
 		}
 	}
 	return fresh, nil
+}
+
+// eachEvent selects the events whose identities are $3 to $5, each once, and what the deliveries of each add up
+// to; again, $6, is NULL where a delivery asks for no second effect.
+func eachEvent(aggregate string) string {
+	return `SELECT d.event_id, d.source, d.occurrence, ` + aggregate + `
+		FROM unnest($3::text[], $4::text[], $5::text[], $6::timestamptz[]) AS d(event_id, source, occurrence, again)
+		GROUP BY d.event_id, d.source, d.occurrence`
 }

@@ -31,15 +31,15 @@ func wantsLessons(eventType string) bool { return eventType == event.TypeLessonC
 func readLessons(deliveries []Delivery) (lessons []lesson, failed map[int]error) {
 	lessons = make([]lesson, 0, len(deliveries))
 	failed = make(map[int]error)
-	seen := make(map[string]bool, len(deliveries))
+	seen := make(map[event.Identity]bool, len(deliveries))
 	for i, delivery := range deliveries {
 		completed, err := readLesson(delivery)
 		if err != nil {
 			failed[i] = Permanent(err)
 			continue
 		}
-		if !seen[delivery.ID] {
-			seen[delivery.ID] = true
+		if !seen[delivery.Identity()] {
+			seen[delivery.Identity()] = true
 			lessons = append(lessons, lesson{completed, delivery, i})
 		}
 	}

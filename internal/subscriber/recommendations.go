@@ -7,6 +7,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/backendstart/walpost/internal/event"
 )
 
 // Recommendations counts completed lessons per learner and track. Counting an event twice would be
@@ -41,15 +43,15 @@ func (r *Recommendations) HandleBatch(ctx context.Context, deliveries []Delivery
 		return batchResult(failed)
 	}
 	readable := make([]Delivery, len(lessons))
-	byID := make(map[string]lesson, len(lessons))
+	byEvent := make(map[event.Identity]lesson, len(lessons))
 	for i, l := range lessons {
-		readable[i], byID[l.Delivery.ID] = l.Delivery, l
+		readable[i], byEvent[l.Delivery.Identity()] = l.Delivery, l
 	}
 	err := Once(ctx, r.pool, r.slot, r.Name(), readable,
 		func(ctx context.Context, tx pgx.Tx, fresh []Delivery) error {
 			counted := make([]lesson, len(fresh))
 			for i, delivery := range fresh {
-				counted[i] = byID[delivery.ID]
+				counted[i] = byEvent[delivery.Identity()]
 			}
 			return count(ctx, tx, counted)
 		})

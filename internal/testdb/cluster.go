@@ -140,3 +140,18 @@ func withDatabase(dsn, database string) (string, error) {
 	u.Path = "/" + database
 	return u.String(), nil
 }
+
+// withParam returns dsn, a URL or key=value pairs, with a setting of the session.
+func withParam(dsn, name, value string) (string, error) {
+	if !strings.Contains(dsn, "://") {
+		return dsn + " " + name + "=" + value, nil
+	}
+	u, err := url.Parse(dsn)
+	if err != nil {
+		return "", errors.New("WALPOST_TEST_DATABASE_URL: no URL that tests can add a setting to")
+	}
+	query := u.Query()
+	query.Set(name, value)
+	u.RawQuery = query.Encode()
+	return u.String(), nil
+}

@@ -54,6 +54,16 @@ func NewEmpty(t testing.TB) *DB {
 	return newDB(t, adminDSN)
 }
 
+// NewEncoded is New for a database in another encoding. The pool's sessions speak UTF-8 all the same.
+func NewEncoded(t testing.TB, encoding string) *DB {
+	t.Helper()
+	adminDSN, err := sharedServer()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return migrate(t, newEncodedDB(t, adminDSN, encoding))
+}
+
 // On is New for a server that the test made with NewServer.
 func On(t testing.TB, server *pgserver.Server) *DB {
 	t.Helper()
@@ -134,13 +144,25 @@ func one[T any](db *DB, sql string, args []any) T {
 // newDB makes an empty database on the server of adminDSN.
 func newDB(t testing.TB, adminDSN string) *DB {
 	t.Helper()
+	return newEncodedDB(t, adminDSN, "UTF8")
+}
+
+func newEncodedDB(t testing.TB, adminDSN, encoding string) *DB {
+	t.Helper()
 	name := "walpost_test_" + strings.ToLower(rand.Text()[:10])
 	admin(t, t.Context(), adminDSN, func(ctx context.Context, conn *pgx.Conn) error {
 		// template0 has no sessions that would make this fail.
-		_, err := conn.Exec(ctx, "CREATE DATABASE "+name+" TEMPLATE template0 ENCODING 'UTF8'")
+		locale := ""
+		if encoding != "UTF8" { // the server's own locale fits UTF-8
+			locale = " LOCALE 'C'"
+		}
+		_, err := conn.Exec(ctx, "CREATE DATABASE "+name+" TEMPLATE template0 ENCODING '"+encoding+"'"+locale)
 		return err
 	})
 	dsn, err := withDatabase(adminDSN, name)
+	if err == nil && encoding != "UTF8" {
+		dsn, err = withParam(dsn, "client_encoding", "UTF8")
+	}
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -41,6 +41,9 @@ CREATE TABLE walpost.subscribers (
     PRIMARY KEY (slot, name)
 );
 
+-- An event is (source, event_id, occurrence): an id that comes again after TRUNCATE ... RESTART IDENTITY is
+-- another event. The occurrence is the text of the row's time column, or a hash of type and payload.
+
 -- Deliveries that are not in the stream's hands any more: waiting is sent by itself later, dead waits
 -- for a person, paid was sent or discarded and stays only until the stream is past it.
 -- The event is copied, except where only walpost's own retention deletes outbox rows (copied = false):
@@ -50,6 +53,7 @@ CREATE TABLE walpost.owed (
     subscriber     TEXT        NOT NULL,
     source         TEXT        NOT NULL,
     event_id       TEXT        NOT NULL,
+    occurrence     TEXT        NOT NULL,
     state          TEXT        NOT NULL CHECK (state IN ('waiting', 'dead', 'paid')),
     epoch          INT         NOT NULL,
     commit_lsn     PG_LSN      NOT NULL,
@@ -78,7 +82,7 @@ CREATE TABLE walpost.owed (
     headers        TEXT,
     recorded_at    TIMESTAMPTZ NOT NULL DEFAULT now(),
     -- The event comes before the subscriber: is anything of this event still owed?
-    PRIMARY KEY (slot, event_id, source, subscriber)
+    PRIMARY KEY (slot, event_id, source, occurrence, subscriber)
 ) WITH (
     -- A queue: a fifth of a large one would be a long time to wait for the removal of what was paid.
     autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 1000,
@@ -96,8 +100,10 @@ CREATE TABLE walpost.inbox (
     slot       TEXT        NOT NULL,
     subscriber TEXT        NOT NULL,
     event_id   TEXT        NOT NULL,
+    source     TEXT        NOT NULL,
+    occurrence TEXT        NOT NULL,
     done_at    TIMESTAMPTZ NOT NULL DEFAULT now(),
-    PRIMARY KEY (slot, subscriber, event_id)
+    PRIMARY KEY (slot, subscriber, event_id, source, occurrence)
 );
 CREATE INDEX inbox_by_age ON walpost.inbox (done_at);
 

@@ -65,7 +65,7 @@ func someEvents() []*event.Event {
 		n := i + 1
 		events = append(events, &event.Event{
 			Source: "lessons", ID: fmt.Sprint("e", n), Type: "lesson.completed", Key: string(rune('a' + i%2)),
-			AggregateType: "lesson", AggregateID: fmt.Sprint(n), OccurredAt: "2024-03-10 06:30:00+00",
+			AggregateType: "lesson", AggregateID: fmt.Sprint(n), OccurredAt: "2024-03-10 06:30:00+00", Occurrence: "2024-03-10 06:30:00+00",
 			Payload: fmt.Appendf(nil, `{"n": %d.00}`, n), Headers: []byte(`{"correlation_id": "ü"}`),
 			Row: fmt.Sprint(n), Position: position, XID: uint32(700 + n),
 			CommittedAt: time.Date(2024, 3, 10, 6, 30, n, 123456000, time.UTC),

@@ -17,23 +17,18 @@ import (
 type Memory struct {
 	changes     int64 // by people; guarded by mu
 	mu          sync.Mutex
-	subscribers map[string]*account // guarded by mu
-	marked      map[identity]int    // attempts of marked events; guarded by mu
-	fail        []error             // of the next calls; guarded by mu
+	subscribers map[string]*account    // guarded by mu
+	marked      map[event.Identity]int // attempts of marked events; guarded by mu
+	fail        []error                // of the next calls; guarded by mu
 }
 
 var _ lane.Ower = (*Memory)(nil)
 
-// identity is what an event is known by.
-type identity struct{ source, id string }
-
-func of(e *event.Event) identity { return identity{e.Source, e.ID} }
-
 // account is what one subscriber is owed.
 type account struct {
-	rows    map[identity]*row
-	order   []*row            // all of them, by position
-	paid    map[identity]*row // those that are paid
+	rows    map[event.Identity]*row
+	order   []*row                  // all of them, by position
+	paid    map[event.Identity]*row // those that are paid
 	secured event.Position
 	paused  bool
 }
@@ -45,7 +40,7 @@ type row struct {
 
 // NewMemory returns an empty debt.
 func NewMemory() *Memory {
-	return &Memory{subscribers: make(map[string]*account), marked: make(map[identity]int)}
+	return &Memory{subscribers: make(map[string]*account), marked: make(map[event.Identity]int)}
 }
 
 // FailNext lets the next calls of the interface, one for each error, change nothing and return it.
@@ -67,7 +62,7 @@ func (m *Memory) Pause(subscriber string, paused bool) {
 func (m *Memory) Discard(subscriber string, e *event.Event) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.of(subscriber).remove(of(e))
+	m.of(subscriber).remove(e.Identity())
 	m.changes++
 }
 
@@ -89,7 +84,7 @@ func (m *Memory) Secured(subscriber string) event.Position {
 func (m *Memory) Marked(e *event.Event) (attempts int, marked bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	attempts, marked = m.marked[of(e)]
+	attempts, marked = m.marked[e.Identity()]
 	return attempts, marked
 }
 
@@ -121,7 +116,7 @@ func (m *Memory) Record(ctx context.Context, subscriber string, owed []lane.Owed
 	}
 	a := m.of(subscriber)
 	for _, o := range owed {
-		if a.rows[of(o.Event)] == nil {
+		if a.rows[o.Event.Identity()] == nil {
 			a.insert(&row{o, lane.StateWaiting})
 		}
 	}
@@ -136,7 +131,7 @@ func (m *Memory) Dead(ctx context.Context, subscriber string, letter lane.Owed) 
 	}
 	letter.NextAttempt = time.Time{}
 	a := m.of(subscriber)
-	a.remove(of(letter.Event))
+	a.remove(letter.Event.Identity())
 	a.insert(&row{letter, lane.StateDead})
 	return nil
 }
@@ -171,7 +166,7 @@ func (m *Memory) Known(ctx context.Context, subscriber string, events []*event.E
 	}
 	states := make(map[int]lane.State)
 	for i, e := range events {
-		if r := m.of(subscriber).rows[of(e)]; r != nil {
+		if r := m.of(subscriber).rows[e.Identity()]; r != nil {
 			states[i] = r.state
 		}
 	}
@@ -186,9 +181,9 @@ func (m *Memory) Paid(ctx context.Context, subscriber string, paid []lane.Paid, 
 	}
 	a := m.of(subscriber)
 	for _, p := range paid {
-		if r := a.rows[of(p.Event)]; r != nil {
+		if r := a.rows[p.Event.Identity()]; r != nil {
 			r.state = lane.StatePaid
-			a.paid[of(p.Event)] = r
+			a.paid[p.Event.Identity()] = r
 		}
 	}
 	for id, r := range a.paid {
@@ -197,8 +192,8 @@ func (m *Memory) Paid(ctx context.Context, subscriber string, paid []lane.Paid, 
 		}
 	}
 	for _, p := range paid {
-		if p.Event.Row != "" && !p.Open && !m.owes(of(p.Event)) {
-			m.marked[of(p.Event)] += p.Attempts
+		if p.Event.Row != "" && !p.Open && !m.owes(p.Event.Identity()) {
+			m.marked[p.Event.Identity()] += p.Attempts
 		}
 	}
 	if a.secured.Compare(secured) < 0 {
@@ -214,7 +209,7 @@ func (m *Memory) Failed(ctx context.Context, subscriber string, owed []lane.Owed
 		return err
 	}
 	for _, o := range owed {
-		if r := m.of(subscriber).rows[of(o.Event)]; r != nil && r.state == lane.StateWaiting {
+		if r := m.of(subscriber).rows[o.Event.Identity()]; r != nil && r.state == lane.StateWaiting {
 			o.Event = r.Event
 			r.Owed = o
 		}
@@ -278,14 +273,14 @@ func (m *Memory) begin(ctx context.Context) error {
 func (m *Memory) of(subscriber string) *account {
 	a := m.subscribers[subscriber]
 	if a == nil {
-		a = &account{rows: make(map[identity]*row), paid: make(map[identity]*row)}
+		a = &account{rows: make(map[event.Identity]*row), paid: make(map[event.Identity]*row)}
 		m.subscribers[subscriber] = a
 	}
 	return a
 }
 
 // owes tells whether anything of an event is owed to anybody.
-func (m *Memory) owes(id identity) bool {
+func (m *Memory) owes(id event.Identity) bool {
 	for _, a := range m.subscribers {
 		if r := a.rows[id]; r != nil && r.state != lane.StatePaid {
 			return true
@@ -306,11 +301,11 @@ func (a *account) after(position event.Position) int {
 }
 
 func (a *account) insert(r *row) {
-	a.rows[of(r.Event)] = r
+	a.rows[r.Event.Identity()] = r
 	a.order = slices.Insert(a.order, a.after(r.Event.Position), r)
 }
 
-func (a *account) remove(id identity) {
+func (a *account) remove(id event.Identity) {
 	r := a.rows[id]
 	if r == nil {
 		return
