@@ -28,7 +28,7 @@ func runAPI(ctx context.Context, database config.Database, options config.API, l
 		return err
 	}
 	defer listener.Close()
-	auth, err := newAuth(ctx, options, log) // before the database: who mends one mistake sees the next
+	auth, err := newAuth(ctx, options, nil, log) // before the database: who mends one mistake sees the next
 	if err != nil {
 		return unlessStopped(ctx, err)
 	}
@@ -66,11 +66,14 @@ func newAPI(auth httpapi.Auth, pool *pgxpool.Pool, registry prometheus.Registere
 	return &httpapi.Server{Handler: handler, Drain: drainAPI, Log: log}
 }
 
-func newAuth(ctx context.Context, options config.API, log *slog.Logger) (auth httpapi.Auth, err error) {
+func newAuth(ctx context.Context, options config.API, registry prometheus.Registerer, log *slog.Logger) (auth httpapi.Auth, err error) {
 	if options.Auth == "dev" {
 		auth, err = httpapi.NewDevAuth(options.APIListen)
 	} else {
-		auth, err = httpapi.NewJWTAuth(ctx, httpapi.JWTOptions{Secret: options.JWTSecret.Reveal(), JWKS: options.JWKSURL, Log: log})
+		auth, err = httpapi.NewJWTAuth(ctx, httpapi.JWTOptions{
+			Secret: options.JWTSecret.Reveal(), JWKS: options.JWKSURL, Audience: options.JWTAudience, Issuer: options.JWTIssuer,
+			Log: log, Registry: registry,
+		})
 	}
 	return auth, config.Invalid(err)
 }

@@ -133,10 +133,11 @@ func (c migrateCommand) Run(r *run) error {
 
 type tokenCommand struct {
 	config.File
-	JWTSecret config.Secret   `name:"jwt-secret" env:"WALPOST_JWT_SECRET" placeholder:"SECRET" help:"Secret that the API verifies tokens with."`
-	User      int64           `required:"" placeholder:"ID" help:"User that the token is for."`
-	TTL       config.Duration `name:"ttl" type:"duration" default:"24h" placeholder:"DURATION" help:"How long the token is valid."`
-	JSON      bool            `name:"json" help:"Print JSON."`
+	JWTSecret config.Secret `name:"jwt-secret" env:"WALPOST_JWT_SECRET" placeholder:"SECRET" help:"Secret that the API verifies tokens with."`
+	config.Claims
+	User int64           `required:"" placeholder:"ID" help:"User that the token is for."`
+	TTL  config.Duration `name:"ttl" type:"duration" default:"24h" placeholder:"DURATION" help:"How long the token is valid."`
+	JSON bool            `name:"json" help:"Print JSON."`
 }
 
 func (tokenCommand) Help() string {
@@ -148,7 +149,7 @@ func (c tokenCommand) Run(r *run) error {
 	if c.JWTSecret == "" {
 		return config.Invalid(errors.New("jwt_secret is not set: set WALPOST_JWT_SECRET to the secret of the API"))
 	}
-	token, err := httpapi.Token(c.JWTSecret.Reveal(), c.User, c.TTL.Std())
+	token, err := httpapi.Token(httpapi.JWTOptions{Secret: c.JWTSecret.Reveal(), Audience: c.JWTAudience, Issuer: c.JWTIssuer}, c.User, c.TTL.Std())
 	if err != nil {
 		return config.Invalid(err)
 	}

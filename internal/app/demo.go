@@ -110,7 +110,7 @@ func (c demoCommand) serve(r *run, dsn string, apiListener, opsListener net.List
 		return err
 	}
 	defer pool.Close()
-	auth, err := newAuth(r.ctx, config.API{APIListen: c.APIListen, Auth: "dev"}, log.Logger)
+	auth, err := newAuth(r.ctx, config.API{APIListen: c.APIListen, Auth: "dev"}, built.registry, log.Logger)
 	if err != nil {
 		return err
 	}

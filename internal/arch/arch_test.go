@@ -37,11 +37,12 @@ var rooms = []room{
 	{"postgres", ""},
 	{"pgserver", ""},
 	{"strictjson", ""},
+	{"safefile", ""},
 
 	// Writing: one transaction makes the fact and the row.
 	{"outbox", "event postgres slab"},
 	{"progress", "event outbox postgres"},
-	{"httpapi", "event postgres progress strictjson"},
+	{"httpapi", "event postgres progress safefile strictjson"},
 
 	// Relaying: from the bytes of the WAL to the handler of a subscriber, and back as a number.
 	{"pgoutput", "event"},

@@ -38,7 +38,14 @@ type API struct {
 	// Auth is "jwt" or "dev". Dev trusts the header X-User-ID and is refused beyond loopback.
 	Auth      string `env:"WALPOST_AUTH" enum:"jwt,dev" default:"jwt" placeholder:"MODE" help:"jwt verifies bearer tokens; dev trusts the header X-User-ID, on loopback only."`
 	JWTSecret Secret `name:"jwt-secret" env:"WALPOST_JWT_SECRET" placeholder:"SECRET" help:"Secret that HS256 tokens are signed with."`
-	JWKSURL   string `name:"jwks-url" env:"WALPOST_JWKS_URL" placeholder:"URL" help:"Public keys that tokens are verified with: an https URL or a file of a JSON Web Key Set."`
+	JWKSURL   string `name:"jwks-url" env:"WALPOST_JWKS_URL" placeholder:"URL" help:"Public keys that tokens are verified with: an https URL or a file of a JSON Web Key Set. Needs jwt-audience and jwt-issuer."`
+	Claims
+}
+
+// Claims are what tokens must say.
+type Claims struct {
+	JWTAudience string `name:"jwt-audience" env:"WALPOST_JWT_AUDIENCE" placeholder:"TEXT" help:"What aud of a token must be, or have among others; required with jwks-url."`
+	JWTIssuer   string `name:"jwt-issuer" env:"WALPOST_JWT_ISSUER" placeholder:"TEXT" help:"What iss of a token must be; required with jwks-url."`
 }
 
 // Mail is where the notifications subscriber sends its mails.

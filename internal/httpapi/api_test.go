@@ -59,6 +59,7 @@ func newService(t *testing.T, pool *pgxpool.Pool, change ...func(*Options)) serv
 // request is a completion by user 42 unless changed.
 func request(method, path, body string) *http.Request {
 	r := httptest.NewRequest(method, path, strings.NewReader(body))
+	r.Host = "localhost:8080"
 	r.Header.Set("X-User-ID", "42")
 	if body != "" {
 		r.Header.Set("Content-Type", "application/json")

@@ -7,33 +7,76 @@ import (
 	"net/http"
 	"net/netip"
 	"strconv"
+	"strings"
 )
 
-// Auth tells on whose behalf a request comes: the id of a user, always positive. Any error means that
-// the caller is not known and is answered with 401; its text is logged and not shown. An Auth is safe
+// Auth tells on whose behalf a request comes: the id of a user, always positive. A Forbidden is answered with 403 and
+// shown. Any other error means that the caller is not known and is answered with 401; its text is logged and not shown. An Auth is safe
 // for concurrent use.
 type Auth func(r *http.Request) (userID int64, err error)
 
+// Forbidden is an error of a request that must not be answered, whoever sends it.
+type Forbidden string
+
+func (f Forbidden) Error() string { return string(f) }
+
 // NewDevAuth returns an Auth that believes the header X-User-ID. Anybody who reaches the listener can
-// be anybody, so it refuses a listen address beyond loopback.
+// be anybody, so it refuses a listen address beyond loopback. A page of another site that a browser on
+// this machine shows reaches loopback too, also under a name of its own that leads there: a request
+// with another Host, with the Origin of another site or through a proxy is Forbidden.
 func NewDevAuth(listen string) (Auth, error) {
 	host, _, err := net.SplitHostPort(listen)
 	if err != nil {
 		return nil, fmt.Errorf("dev auth: listen address: %w", err)
 	}
-	// A name other than localhost may resolve to loopback here and to something else tomorrow.
-	addr, err := netip.ParseAddr(host)
-	if host != "localhost" && (err != nil || !addr.Unmap().IsLoopback()) {
+	if !isLoopbackHost(host) {
 		return nil, fmt.Errorf("dev auth: listen address %q is not a loopback address, and dev auth trusts every caller: "+
 			"listen on 127.0.0.1, or set WALPOST_AUTH=jwt", listen)
 	}
 	return func(r *http.Request) (int64, error) {
+		if err := checkLocal(r); err != nil {
+			return 0, err
+		}
 		values := r.Header.Values("X-User-ID")
 		if len(values) != 1 {
 			return 0, errors.New("X-User-ID must be given once")
 		}
 		return parseUser(values[0])
 	}, nil
+}
+
+var crossOrigin = http.NewCrossOriginProtection()
+
+// checkLocal returns a Forbidden for a request that another machine or another site may have caused.
+func checkLocal(r *http.Request) error {
+	origin, isPage := r.Header["Origin"]
+	switch {
+	case !isLoopbackHost(hostOf(r.Host)):
+		return Forbidden("dev auth answers under localhost and loopback addresses only")
+	case crossOrigin.Check(r) != nil, isPage && (len(origin) != 1 || origin[0] != "http://"+r.Host):
+		return Forbidden("dev auth does not answer to pages of other sites")
+	}
+	for name := range r.Header {
+		if name == "Forwarded" || strings.HasPrefix(name, "X-Forwarded-") {
+			return Forbidden("dev auth does not answer to what a proxy forwards")
+		}
+	}
+	return nil
+}
+
+// isLoopbackHost trusts addresses and the one name that stands for them; other names may resolve to something else
+// tomorrow.
+func isLoopbackHost(host string) bool {
+	addr, err := netip.ParseAddr(host)
+	return strings.EqualFold(host, "localhost") || err == nil && addr.Unmap().IsLoopback()
+}
+
+// hostOf is the host of a Host header or of an address, without its port.
+func hostOf(address string) string {
+	if host, _, err := net.SplitHostPort(address); err == nil {
+		return host
+	}
+	return strings.Trim(address, "[]")
 }
 
 // parseUser reads a positive int64 in the one way to write it, so that a user has one name only.

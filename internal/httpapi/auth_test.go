@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"github.com/golang-jwt/jwt/v5"
+
+	"github.com/backendstart/walpost/internal/testdb"
 )
 
 const testSecret = "0123456789abcdef0123456789abcdef"
@@ -36,8 +38,13 @@ func sign(t *testing.T, method jwt.SigningMethod, key any, claims jwt.MapClaims,
 	return signed
 }
 
+// claims are those of a good token, also with public keys.
 func claims(sub any) jwt.MapClaims {
-	return jwt.MapClaims{"sub": sub, "exp": time.Now().Add(time.Hour).Unix()}
+	return jwt.MapClaims{"sub": sub, "exp": time.Now().Add(time.Hour).Unix(), "aud": "walpost", "iss": "https://id.example"}
+}
+
+func withJWKS(jwks string) JWTOptions {
+	return JWTOptions{JWKS: jwks, Audience: "walpost", Issuer: "https://id.example", Log: slog.New(slog.DiscardHandler)}
 }
 
 func userOf(auth Auth, token string) (int64, error) {
@@ -71,7 +78,7 @@ func jwks(kid string, key *rsa.PublicKey) string {
 }
 
 func TestJWTAuth_knowsTheUserOfAGoodToken(t *testing.T) {
-	token, err := Token(testSecret, 42, time.Hour)
+	token, err := Token(JWTOptions{Secret: testSecret}, 42, time.Hour)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -153,7 +160,7 @@ func TestJWTAuth_readsPublicKeysFromAURLAndFollowsTheirRotation(t *testing.T) {
 		fmt.Fprint(w, set.Load())
 	}))
 	defer server.Close()
-	auth, err := NewJWTAuth(t.Context(), JWTOptions{JWKS: server.URL, Log: slog.New(slog.DiscardHandler)})
+	auth, err := NewJWTAuth(t.Context(), withJWKS(server.URL))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -190,7 +197,7 @@ func TestJWTAuth_readsPublicKeysFromAFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range []string{file, "file://" + file} {
-		auth, err := NewJWTAuth(t.Context(), JWTOptions{JWKS: name, Log: slog.New(slog.DiscardHandler)})
+		auth, err := NewJWTAuth(t.Context(), withJWKS(name))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -209,11 +216,15 @@ func TestNewJWTAuth_saysWhatToSet(t *testing.T) {
 		want    string
 	}{
 		{"no key", JWTOptions{}, "set WALPOST_JWT_SECRET or WALPOST_JWKS_URL"},
+		{"no audience", JWTOptions{JWKS: "https://id.example/keys", Issuer: "https://id.example"}, "WALPOST_JWT_AUDIENCE"},
+		{"no issuer", JWTOptions{JWKS: "https://id.example/keys", Audience: "walpost"}, "WALPOST_JWT_ISSUER"},
+		{"http", withJWKS("http://id.example/keys"), "use https"},
+		{"a device", withJWKS("/dev/zero"), "no regular file"},
 		{"both keys", JWTOptions{Secret: testSecret, JWKS: "x"}, "unset one"},
 		{"short secret", JWTOptions{Secret: "short"}, "openssl rand"},
-		{"no such file", JWTOptions{JWKS: "/nowhere/keys.json"}, "/nowhere/keys.json"},
-		{"password in the URL", JWTOptions{JWKS: "https://u:sesame@example.test/keys"}, "must not carry"},
-		{"URL without keys", JWTOptions{JWKS: broken.URL}, broken.URL},
+		{"no such file", withJWKS("/nowhere/keys.json"), "/nowhere/keys.json"},
+		{"password in the URL", withJWKS("https://u:sesame@example.test/keys"), "must not carry"},
+		{"URL without keys", withJWKS(broken.URL), broken.URL},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -235,7 +246,7 @@ func TestToken_refusesWhatNoAPIWouldTake(t *testing.T) {
 		user   int64
 		ttl    time.Duration
 	}{{"short", 42, time.Hour}, {testSecret, 0, time.Hour}, {testSecret, -1, time.Hour}, {testSecret, 42, 0}} {
-		if token, err := Token(test.secret, test.user, test.ttl); err == nil {
+		if token, err := Token(JWTOptions{Secret: test.secret}, test.user, test.ttl); err == nil {
 			t.Errorf("Token(%d bytes, %d, %s) is %q, want an error", len(test.secret), test.user, test.ttl, token)
 		}
 	}
@@ -267,10 +278,56 @@ func TestDevAuth_takesOnlyAPositiveUser(t *testing.T) {
 		want   int64
 	}{{[]string{"42"}, 42}, {nil, 0}, {[]string{""}, 0}, {[]string{"0"}, 0}, {[]string{"-1"}, 0}, {[]string{"abc"}, 0},
 		{[]string{"9223372036854775807"}, 9223372036854775807}, {[]string{"9223372036854775808"}, 0}, {[]string{"1", "2"}, 0}} {
-		r := httptest.NewRequest(http.MethodGet, "/", nil)
+		r := httptest.NewRequest(http.MethodGet, "http://127.0.0.1:8080/", nil)
 		r.Header["X-User-Id"] = test.values
 		if got, err := auth(r); got != test.want || (err == nil) != (test.want > 0) {
 			t.Errorf("X-User-ID %q: user is %d, %v; want %d", test.values, got, err, test.want)
+		}
+	}
+}
+
+// S-04: a page of another site makes the browser of a developer send requests to loopback.
+func TestDevAuth_keepsPagesOfOtherSitesOut(t *testing.T) {
+	db := testdb.New(t)
+	s := newService(t, db.Pool)
+	for name, test := range map[string]struct {
+		host   string
+		header []string
+		want   int
+	}{
+		"a program":                      {"127.0.0.1:8080", nil, http.StatusOK},
+		"a program, by name":             {"localhost:8080", nil, http.StatusOK},
+		"a program, by IPv6":             {"[::1]:8080", nil, http.StatusOK},
+		"its own page of documentation":  {"127.0.0.1:8080", []string{"Origin", "http://127.0.0.1:8080", "Sec-Fetch-Site", "same-origin"}, http.StatusOK},
+		"a page of another site":         {"127.0.0.1:8080", []string{"Origin", "https://evil.example", "Sec-Fetch-Site", "cross-site"}, http.StatusForbidden},
+		"a page in an older browser":     {"127.0.0.1:8080", []string{"Origin", "https://evil.example"}, http.StatusForbidden},
+		"a page of another port":         {"127.0.0.1:8080", []string{"Origin", "http://127.0.0.1:3000"}, http.StatusForbidden},
+		"a page without an origin":       {"127.0.0.1:8080", []string{"Origin", "null"}, http.StatusForbidden},
+		"a name that leads to loopback":  {"evil.example:8080", nil, http.StatusForbidden},
+		"that name as origin":            {"evil.example:8080", []string{"Origin", "http://evil.example:8080", "Sec-Fetch-Site", "same-origin"}, http.StatusForbidden},
+		"what a proxy forwards":          {"127.0.0.1:8080", []string{"X-Forwarded-For", "10.1.1.1"}, http.StatusForbidden},
+		"what a newer proxy forwards":    {"127.0.0.1:8080", []string{"Forwarded", "for=10.1.1.1"}, http.StatusForbidden},
+		"a name that begins like ours":   {"localhost.evil.example", nil, http.StatusForbidden},
+		"an address that begins so, too": {"127.0.0.1.evil.example", nil, http.StatusForbidden},
+	} {
+		for _, method := range []string{http.MethodPut, http.MethodGet} {
+			db.Exec("DELETE FROM public.lesson_progress")
+			r := httptest.NewRequest(method, "http://"+test.host+"/api/progress", nil)
+			if method == http.MethodPut {
+				r = httptest.NewRequest(method, "http://"+test.host+lesson7, strings.NewReader(goodBody))
+				r.Header.Set("Content-Type", "application/json")
+			}
+			r.Header.Set("X-User-ID", "42")
+			for i := 0; i < len(test.header); i += 2 {
+				r.Header.Set(test.header[i], test.header[i+1])
+			}
+			w := s.do(r)
+			if w.Code != test.want {
+				t.Errorf("%s: %s answers %d %s, want %d", name, method, w.Code, w.Body, test.want)
+			}
+			if n := db.Int("SELECT count(*) FROM public.lesson_progress"); test.want != http.StatusOK && n != 0 {
+				t.Errorf("%s: it completes a lesson", name)
+			}
 		}
 	}
 }

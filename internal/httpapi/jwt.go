@@ -2,19 +2,19 @@ package httpapi
 
 import (
 	"context"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
-	"net/url"
-	"os"
 	"strconv"
 	"strings"
 	"time"
 
-	"github.com/MicahParks/keyfunc/v3"
 	"github.com/golang-jwt/jwt/v5"
-	"golang.org/x/time/rate"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/backendstart/walpost/internal/strictjson"
 )
 
 const (
@@ -32,21 +32,26 @@ var (
 	publicMethods = []string{"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"}
 )
 
-// JWTOptions names the keys that tokens are verified with: exactly one of the two.
+// JWTOptions names the keys that tokens are verified with, exactly one of Secret and JWKS, and what tokens must say.
 type JWTOptions struct {
 	// Secret is a shared HS256 secret of at least 32 bytes.
 	Secret string
-	// JWKS is a JSON Web Key Set of public keys: an http or https URL, or a file.
+	// JWKS is a JSON Web Key Set of public keys: an https URL, on loopback also http, or a file.
 	JWKS string
-	Log  *slog.Logger
+	// Audience and Issuer are what aud and iss of a token must be. Both are required with JWKS, whose keys sign tokens
+	// for other services too; with a secret "" accepts any.
+	Audience, Issuer string
+	Log              *slog.Logger
+	// Registry takes the metrics; nil keeps them nowhere.
+	Registry prometheus.Registerer
 }
 
 // NewJWTAuth returns an Auth that wants "Authorization: Bearer" with a JSON Web Token that is signed
 // with one of the keys, has not expired (a token without exp is refused), and whose sub is the user id.
 //
 // A JWKS URL is read once before NewJWTAuth returns, and then every 15 minutes, and when a token names
-// an unknown key, until ctx ends. If a later read fails, the keys known so far stay in use and the log
-// says so.
+// an unknown key, until ctx ends. If a later read fails or brings no key, the keys known so far stay in
+// use and the log says so.
 func NewJWTAuth(ctx context.Context, o JWTOptions) (Auth, error) {
 	switch {
 	case o.Secret == "" && o.JWKS == "":
@@ -59,13 +64,17 @@ func NewJWTAuth(ctx context.Context, o JWTOptions) (Auth, error) {
 			return nil, fmt.Errorf("jwt auth: %w", err)
 		}
 		key := []byte(o.Secret)
-		return bearer(secretMethods, func(*jwt.Token) (any, error) { return key, nil }), nil
+		return bearer(o, secretMethods, func(context.Context, *jwt.Token) (any, error) { return key, nil }), nil
+	case o.Audience == "" || o.Issuer == "":
+		return nil, errors.New("jwt auth: WALPOST_JWKS_URL needs WALPOST_JWT_AUDIENCE and WALPOST_JWT_ISSUER, " +
+			"because its keys sign tokens for other services too: set them to aud and iss of the tokens that are meant for this API")
 	}
-	keys, err := publicKeys(ctx, o)
+	keys, err := newKeySet(ctx, o)
 	if err != nil {
 		return nil, fmt.Errorf("jwt auth: public keys: %w", err)
 	}
-	return bearer(publicMethods, keys.Keyfunc), nil
+	go keys.run(ctx)
+	return bearer(o, publicMethods, keys.keysOf), nil
 }
 
 func checkSecret(secret string) error {
@@ -76,40 +85,15 @@ func checkSecret(secret string) error {
 	return nil
 }
 
-func publicKeys(ctx context.Context, o JWTOptions) (keyfunc.Keyfunc, error) {
-	address, err := url.Parse(o.JWKS)
-	if err != nil || (address.Scheme != "http" && address.Scheme != "https") {
-		set, err := os.ReadFile(strings.TrimPrefix(o.JWKS, "file://"))
-		if err != nil {
-			return nil, err
-		}
-		keys, err := keyfunc.NewJWKSetJSON(set)
-		if err != nil {
-			return nil, fmt.Errorf("%s is no JSON Web Key Set: %w", o.JWKS, err)
-		}
-		return keys, nil
+func bearer(o JWTOptions, methods []string, keys func(context.Context, *jwt.Token) (any, error)) Auth {
+	options := []jwt.ParserOption{jwt.WithValidMethods(methods), jwt.WithExpirationRequired(), jwt.WithLeeway(leeway), jwt.WithStrictDecoding()}
+	if o.Audience != "" {
+		options = append(options, jwt.WithAudience(o.Audience))
 	}
-	if address.User != nil {
-		return nil, errors.New("WALPOST_JWKS_URL must not carry a user or password")
+	if o.Issuer != "" {
+		options = append(options, jwt.WithIssuer(o.Issuer))
 	}
-	mustAnswer := false // at the start, so that a wrong address is an error and not a day of 401s
-	return keyfunc.NewDefaultOverrideCtx(ctx, []string{o.JWKS}, keyfunc.Override{
-		NoErrorReturnFirstHTTPReq: &mustAnswer,
-		HTTPTimeout:               10 * time.Second,
-		RefreshInterval:           15 * time.Minute,
-		// Anybody can invent key ids: one look per half minute, and nobody waits for his turn.
-		RefreshUnknownKID: rate.NewLimiter(rate.Every(30*time.Second), 1),
-		RateLimitWaitMax:  time.Second,
-		RefreshErrorHandlerFunc: func(string) func(context.Context, error) {
-			return func(_ context.Context, err error) {
-				o.Log.Warn("reading the JSON Web Key Set failed, known keys stay in use", "url", o.JWKS, "err", err)
-			}
-		},
-	})
-}
-
-func bearer(methods []string, key jwt.Keyfunc) Auth {
-	parser := jwt.NewParser(jwt.WithValidMethods(methods), jwt.WithExpirationRequired(), jwt.WithLeeway(leeway))
+	parser := jwt.NewParser(options...)
 	return func(r *http.Request) (int64, error) {
 		values := r.Header.Values("Authorization")
 		if len(values) != 1 {
@@ -119,11 +103,22 @@ func bearer(methods []string, key jwt.Keyfunc) Auth {
 		if !strings.EqualFold(scheme, "Bearer") {
 			return 0, errors.New("header Authorization is not of the scheme Bearer")
 		}
-		var claims jwt.RegisteredClaims
-		if _, err := parser.ParseWithClaims(strings.TrimSpace(token), &claims, key); err != nil {
+		// A map has the names as the token writes them. A struct would take "SUB" for sub.
+		claims := jwt.MapClaims{}
+		_, err := parser.ParseWithClaims(strings.TrimSpace(token), claims, func(t *jwt.Token) (any, error) {
+			if err := checkHeader(t); err != nil {
+				return nil, err
+			}
+			return keys(r.Context(), t)
+		})
+		if err != nil {
 			return 0, err
 		}
-		user, err := parseUser(claims.Subject)
+		subject, err := claims.GetSubject()
+		if err != nil {
+			return 0, err
+		}
+		user, err := parseUser(subject)
 		if err != nil {
 			return 0, fmt.Errorf("sub of the token: %w", err)
 		}
@@ -131,9 +126,27 @@ func bearer(methods []string, key jwt.Keyfunc) Auth {
 	}
 }
 
-// Token makes an HS256 token for a user that is valid from now for ttl.
-func Token(secret string, userID int64, ttl time.Duration) (string, error) {
-	if err := checkSecret(secret); err != nil {
+// checkHeader refuses what would make the token mean something else to another reader: extensions that must be
+// understood (RFC 7515, section 4.1.11), of which there are none here, and names that are repeated.
+func checkHeader(t *jwt.Token) error {
+	if _, extended := t.Header["crit"]; extended {
+		return errors.New("the header of the token has crit")
+	}
+	for _, part := range strings.Split(t.Raw, ".")[:2] {
+		text, err := base64.RawURLEncoding.DecodeString(part)
+		if err != nil {
+			return err
+		}
+		if wrong := strictjson.CheckForeign(text); wrong != nil {
+			return fmt.Errorf("the token: %w", wrong)
+		}
+	}
+	return nil
+}
+
+// Token makes an HS256 token for a user that is valid from now for ttl, with the audience and issuer of the options.
+func Token(o JWTOptions, userID int64, ttl time.Duration) (string, error) {
+	if err := checkSecret(o.Secret); err != nil {
 		return "", fmt.Errorf("make token: %w", err)
 	}
 	if userID <= 0 {
@@ -143,9 +156,14 @@ func Token(secret string, userID int64, ttl time.Duration) (string, error) {
 		return "", fmt.Errorf("make token: lifetime %s is not positive", ttl)
 	}
 	now := time.Now()
-	return jwt.NewWithClaims(jwt.SigningMethodHS256, jwt.RegisteredClaims{
+	claims := jwt.RegisteredClaims{
 		Subject:   strconv.FormatInt(userID, 10),
+		Issuer:    o.Issuer,
 		IssuedAt:  jwt.NewNumericDate(now),
 		ExpiresAt: jwt.NewNumericDate(now.Add(ttl)),
-	}).SignedString([]byte(secret))
+	}
+	if o.Audience != "" {
+		claims.Audience = jwt.ClaimStrings{o.Audience}
+	}
+	return jwt.NewWithClaims(jwt.SigningMethodHS256, claims).SignedString([]byte(o.Secret))
 }

@@ -122,6 +122,12 @@ func (a *api) authenticate(ctx huma.Context, next func(huma.Context)) {
 	r, w := humago.Unwrap(ctx)
 	c := callOf(r.Context())
 	user, err := a.Auth(r)
+	var forbidden Forbidden
+	if errors.As(err, &forbidden) {
+		a.log.Debug("request refused", "err", err, "correlation_id", c.correlationID)
+		writeProblem(w, http.StatusForbidden, forbidden.Error())
+		return
+	}
 	if err != nil {
 		a.log.Debug("request refused", "err", err, "correlation_id", c.correlationID)
 		w.Header().Set("WWW-Authenticate", `Bearer realm="walpost"`)

@@ -38,6 +38,16 @@ func Check(body []byte) *Error {
 	if !json.Valid(body) {
 		return notJSON(body)
 	}
+	w := walk{body: body, ours: true}
+	w.value("body", 1)
+	return w.wrong
+}
+
+// CheckForeign is Check for JSON whose names others choose: they may be written in any way, but not repeated.
+func CheckForeign(body []byte) *Error {
+	if !json.Valid(body) {
+		return notJSON(body)
+	}
 	w := walk{body: body}
 	w.value("body", 1)
 	return w.wrong
@@ -56,6 +66,7 @@ func notJSON(body []byte) *Error {
 type walk struct {
 	body  []byte
 	at    int
+	ours  bool // names are ours
 	wrong *Error
 }
 
@@ -89,7 +100,7 @@ func (w *walk) object(path string, depth int) {
 		}
 		place := path + "." + short(name)
 		switch {
-		case !names.MatchString(name):
+		case w.ours && !names.MatchString(name):
 			w.fail(place, "unexpected property: names are written in lower case with underscores")
 			return
 		case seen[name]:

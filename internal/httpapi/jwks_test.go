@@ -1,0 +1,293 @@
+package httpapi
+
+import (
+	"bytes"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
+	"encoding/base64"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/golang-jwt/jwt/v5"
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// provider is an identity provider on loopback, whose answer can be changed.
+type provider struct {
+	*httptest.Server
+	answer atomic.Value // http.HandlerFunc
+}
+
+func newProvider(t *testing.T, set string) *provider {
+	t.Helper()
+	p := new(provider)
+	p.says(set)
+	p.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		p.answer.Load().(http.HandlerFunc)(w, r)
+	}))
+	t.Cleanup(p.Close)
+	return p
+}
+
+func (p *provider) says(set string) {
+	p.answer.Store(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, set) }))
+}
+
+// S-03: the keys of a provider sign tokens for all its services, and what is not exact is not meant.
+func TestJWTAuth_takesOnlyTokensThatAreMeantForIt(t *testing.T) {
+	key := rsaKey(t)
+	p := newProvider(t, jwks("a", &key.PublicKey))
+	auth, err := NewJWTAuth(t.Context(), withJWKS(p.URL))
+	if err != nil {
+		t.Fatal(err)
+	}
+	with := func(changes jwt.MapClaims) jwt.MapClaims {
+		all := claims("42")
+		for name, value := range changes {
+			all[name] = value
+			if value == nil {
+				delete(all, name)
+			}
+		}
+		return all
+	}
+	rs := func(c jwt.MapClaims, header ...any) string {
+		token := jwt.NewWithClaims(jwt.SigningMethodRS256, c)
+		token.Header["kid"] = "a"
+		for i := 0; i < len(header); i += 2 {
+			token.Header[header[i].(string)] = header[i+1]
+		}
+		signed, err := token.SignedString(key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return signed
+	}
+	raw := func(header, payload string) string {
+		text := base64.RawURLEncoding.EncodeToString([]byte(header)) + "." + base64.RawURLEncoding.EncodeToString([]byte(payload))
+		signature, err := jwt.SigningMethodRS256.Sign(text, key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return text + "." + base64.RawURLEncoding.EncodeToString(signature)
+	}
+	exp := time.Now().Add(time.Hour).Unix()
+	const fineHeader = `{"alg":"RS256","kid":"a"}`
+	for name, test := range map[string]struct {
+		token string
+		want  int64
+	}{
+		"a good one":                   {rs(claims("42")), 42},
+		"without a key id":             {rs(claims("42"), "kid", nil), 42},
+		"for several services":         {rs(with(jwt.MapClaims{"aud": []string{"other", "walpost"}})), 42},
+		"for another service":          {rs(with(jwt.MapClaims{"aud": "other"})), 0},
+		"for no service":               {rs(with(jwt.MapClaims{"aud": nil})), 0},
+		"for a name that begins alike": {rs(with(jwt.MapClaims{"aud": "walpost2"})), 0},
+		"of another issuer":            {rs(with(jwt.MapClaims{"iss": "https://id.example/other"})), 0},
+		"of no issuer":                 {rs(with(jwt.MapClaims{"iss": nil})), 0},
+		"with Sub":                     {rs(with(jwt.MapClaims{"sub": nil, "Sub": "42"})), 0},
+		"with SUB beside sub":          {rs(with(jwt.MapClaims{"SUB": "43"})), 42},
+		"with EXP":                     {rs(with(jwt.MapClaims{"exp": nil, "EXP": exp})), 0},
+		"with AUD":                     {rs(with(jwt.MapClaims{"aud": "other", "AUD": "walpost"})), 0},
+		"with ISS":                     {rs(with(jwt.MapClaims{"iss": "other", "ISS": "https://id.example"})), 0},
+		"with sub twice":               {raw(fineHeader, fmt.Sprintf(`{"sub":"43","sub":"42","exp":%d,"aud":"walpost","iss":"https://id.example"}`, exp)), 0},
+		"with alg twice":               {raw(`{"alg":"HS256","alg":"RS256","kid":"a"}`, fmt.Sprintf(`{"sub":"42","exp":%d,"aud":"walpost","iss":"https://id.example"}`, exp)), 0},
+		"with crit":                    {rs(claims("42"), "crit", []string{"exp"}, "exp", exp), 0},
+		"with b64 and crit":            {rs(claims("42"), "crit", []string{"b64"}, "b64", true), 0},
+		"with a key of its own":        {rs(claims("42"), "kid", "b", "jwk", map[string]any{"kty": "RSA"}), 0},
+		"with a key id of a number":    {rs(claims("42"), "kid", 7), 0},
+	} {
+		if got, err := userOf(auth, test.token); got != test.want || (err == nil) != (test.want > 0) {
+			t.Errorf("%s: user %d, %v; want %d", name, got, err, test.want)
+		}
+	}
+}
+
+func TestJWTAuth_withASecretLooksAtAudienceAndIssuerWhereTheyAreSet(t *testing.T) {
+	options := JWTOptions{Secret: testSecret, Audience: "walpost", Issuer: "school", Log: slog.New(slog.DiscardHandler)}
+	auth, err := NewJWTAuth(t.Context(), options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	good, err := Token(options, 42, time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := Token(JWTOptions{Secret: testSecret, Audience: "other", Issuer: "school"}, 42, time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if user, err := userOf(auth, good); user != 42 || err != nil {
+		t.Errorf("its own token: user %d, %v", user, err)
+	}
+	if user, err := userOf(auth, other); err == nil {
+		t.Errorf("a token for another service is taken for user %d", user)
+	}
+}
+
+// S-03
+func TestKeys_verifyOnlyWhatTheyAreFor(t *testing.T) {
+	b64 := base64.RawURLEncoding.EncodeToString
+	rsaFull := rsaKey(t)
+	rsaSet := func(more string) string {
+		return strings.Replace(jwks("a", &rsaFull.PublicKey), `"use": "sig", `, more, 1)
+	}
+	weak, err := rsa.GenerateKey(rand.Reader, 1024)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p256, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	point, err := p256.PublicKey.Bytes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ec := fmt.Sprintf(`{"keys": [{"kty": "EC", "crv": "P-256", "kid": "a", "x": %q, "y": %q}]}`, b64(point[1:33]), b64(point[33:]))
+	public, private, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ed := fmt.Sprintf(`{"keys": [{"kty": "OKP", "crv": "Ed25519", "kid": "a", "x": %q}]}`, b64(public))
+	secret := []byte(testSecret)
+	oct := fmt.Sprintf(`{"kty": "oct", "kid": "a", "k": %q}`, b64(secret))
+	for _, test := range []struct {
+		name, set string
+		method    jwt.SigningMethod
+		key       any
+		want      bool
+	}{
+		{"RSA, without use", rsaSet(""), jwt.SigningMethodRS256, rsaFull, true},
+		{"RSA, PSS", rsaSet(""), jwt.SigningMethodPS256, rsaFull, true},
+		{"RSA, to verify", rsaSet(`"key_ops": ["verify"], `), jwt.SigningMethodRS256, rsaFull, true},
+		{"RSA, for encryption", rsaSet(`"use": "enc", `), jwt.SigningMethodRS256, rsaFull, false},
+		{"RSA, to wrap keys", rsaSet(`"key_ops": ["wrapKey", "encrypt"], `), jwt.SigningMethodRS256, rsaFull, false},
+		{"RSA, of another algorithm", rsaSet(`"alg": "RS512", `), jwt.SigningMethodRS256, rsaFull, false},
+		{"RSA, for encryption by its algorithm", rsaSet(`"alg": "RSA-OAEP", `), jwt.SigningMethodRS256, rsaFull, false},
+		{"RSA of 1024 bits", jwks("a", &weak.PublicKey), jwt.SigningMethodRS256, weak, false},
+		{"P-256", ec, jwt.SigningMethodES256, p256, true},
+		{"Ed25519", ed, jwt.SigningMethodEdDSA, private, true},
+		{"a secret in the set", `{"keys": [` + oct + `]}`, jwt.SigningMethodHS256, secret, false},
+		{"a secret beside a key", `{"keys": [` + oct + `,` + strings.TrimPrefix(strings.TrimSuffix(ed, `]}`), `{"keys": [`) + `]}`, jwt.SigningMethodHS256, secret, false},
+	} {
+		p := newProvider(t, test.set)
+		auth, err := NewJWTAuth(t.Context(), withJWKS(p.URL))
+		if err != nil { // no key is left
+			if test.want {
+				t.Errorf("%s: %v", test.name, err)
+			}
+			continue
+		}
+		if user, err := userOf(auth, sign(t, test.method, test.key, claims("42"), "a")); (err == nil) != test.want {
+			t.Errorf("%s: user %d, %v; want it taken: %t", test.name, user, err, test.want)
+		}
+	}
+}
+
+// S-03: a provider that answers nonsense takes nothing away, and costs neither memory nor time.
+func TestKeys_goodOnesStayWhateverTheProviderAnswers(t *testing.T) {
+	key := rsaKey(t)
+	var log bytes.Buffer
+	registry := prometheus.NewRegistry()
+	p := newProvider(t, jwks("a", &key.PublicKey))
+	options := withJWKS(p.URL)
+	options.Log, options.Registry = slog.New(slog.NewTextHandler(&log, nil)), registry
+	keys, err := newKeySet(t.Context(), options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	auth := bearer(options, publicMethods, keys.keysOf)
+	elsewhere := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprint(w, jwks("evil", &rsaKey(t).PublicKey))
+	}))
+	defer elsewhere.Close()
+	failures := 0
+	for name, answer := range map[string]http.HandlerFunc{
+		"no key":     func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{"keys": []}`) },
+		"another":    func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{"error": "maintenance"}`) },
+		"no JSON":    func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `<html>`) },
+		"an error":   func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "away", http.StatusServiceUnavailable) },
+		"a redirect": func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, elsewhere.URL, http.StatusFound) },
+		"no end": func(w http.ResponseWriter, r *http.Request) {
+			block := bytes.Repeat([]byte(" "), 64<<10)
+			for r.Context().Err() == nil {
+				if _, err := w.Write(block); err != nil {
+					return
+				}
+			}
+		},
+		"no end of gzip": func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Encoding", "gzip")
+			fmt.Fprint(w, "\x1f\x8b\x08")
+		},
+	} {
+		p.answer.Store(answer)
+		keys.refresh(t.Context())
+		failures++
+		if got := counted(t, registry, "walpost_jwks_failures_total"); got != float64(failures) {
+			t.Errorf("%s: %g failures are counted, want %d", name, got, failures)
+		}
+		if user, err := userOf(auth, sign(t, jwt.SigningMethodRS256, key, claims("42"), "a")); user != 42 || err != nil {
+			t.Errorf("%s: the key of before is gone: %d, %v", name, user, err)
+		}
+	}
+	if got := strings.Count(log.String(), "known keys stay in use"); got != failures {
+		t.Errorf("%d failures are in the log, want %d:\n%s", got, failures, log.String())
+	}
+	p.says(jwks("b", &key.PublicKey))
+	keys.refresh(t.Context())
+	if _, err := userOf(auth, sign(t, jwt.SigningMethodRS256, key, claims("42"), "a")); err == nil {
+		t.Error("a key that was withdrawn is still in use")
+	}
+	if !strings.Contains(log.String(), "is read again") {
+		t.Errorf("the log does not say that it works again:\n%s", log.String())
+	}
+}
+
+func TestKeys_ofASlowProviderAreGivenUp(t *testing.T) {
+	key := rsaKey(t)
+	p := newProvider(t, jwks("a", &key.PublicKey))
+	keys, err := newKeySet(t.Context(), withJWKS(p.URL))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if keys.client.Timeout != keysTimeout {
+		t.Errorf("the time limit is %s, want %s", keys.client.Timeout, keysTimeout)
+	}
+	keys.client.Timeout = 50 * time.Millisecond
+	p.answer.Store(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		for r.Context().Err() == nil { // a byte now and then would hold it for ever
+			fmt.Fprint(w, " ")
+			w.(http.Flusher).Flush()
+			<-time.After(time.Millisecond)
+		}
+	}))
+	keys.refresh(t.Context())
+	if keys.failed != 1 {
+		t.Errorf("%d failures, want 1", keys.failed)
+	}
+}
+
+func counted(t *testing.T, registry *prometheus.Registry, name string) float64 {
+	t.Helper()
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, family := range families {
+		if family.GetName() == name {
+			return family.GetMetric()[0].GetCounter().GetValue()
+		}
+	}
+	return 0
+}
