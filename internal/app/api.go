@@ -36,7 +36,7 @@ func runAPI(ctx context.Context, database config.Database, options config.API, l
 	if err != nil {
 		return unlessStopped(ctx, err)
 	}
-	defer pool.Close()
+	defer closePools(pool)
 	collectSeldom()
 	server := newAPI(auth, pool, nil, log)
 	log.Info("completions API is ready", "url", "http://"+listener.Addr().String(), "database", postgres.Redact(database.DatabaseURL.Reveal()))

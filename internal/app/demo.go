@@ -109,7 +109,7 @@ func (c demoCommand) serve(r *run, dsn string, apiListener, opsListener net.List
 	if err != nil {
 		return err
 	}
-	defer pool.Close()
+	defer closePools(pool)
 	auth, err := newAuth(r.ctx, config.API{APIListen: c.APIListen, Auth: "dev"}, built.registry, log.Logger)
 	if err != nil {
 		return err
@@ -129,7 +129,7 @@ func (c demoCommand) serve(r *run, dsn string, apiListener, opsListener net.List
 	if c.Traffic {
 		parts = append([]part{{"traffic", traffic{base, c.Rate, log.Logger}.run}}, parts...)
 	}
-	err = runParts(r.ctx, parts...)
+	err = runParts(r.ctx, drainAPI+stopLimit(options), parts...)
 	fmt.Fprintln(r.Stdout, "\nStopped; the private Postgres and everything in it is removed.")
 	return err
 }

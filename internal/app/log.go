@@ -15,7 +15,7 @@ import (
 )
 
 // lastLines is how long the end of the program waits for somebody to read what it has to say.
-const lastLines = 250 * time.Millisecond
+const lastLines = 200 * time.Millisecond
 
 // serviceLog is the log of a command that serves: it never makes the command wait for its reader.
 type serviceLog struct {

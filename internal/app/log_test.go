@@ -146,4 +146,3 @@ func wantStop(t *testing.T, process *exec.Cmd, limit time.Duration, code int) {
 		t.Errorf("exit code %d, want %d", got, code)
 	}
 }
-

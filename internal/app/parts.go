@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // part is something that runs until its context ends.
@@ -14,8 +17,8 @@ type part struct {
 
 // runParts starts all parts. When ctx ends, or one of them does, it stops them one after the other in
 // the order given: each has ended before the next one is told. The first in the list is whoever makes
-// work for the others.
-func runParts(ctx context.Context, parts ...part) error {
+// work for the others. Parts that have not ended so long after the stop are named in the error and left behind.
+func runParts(ctx context.Context, limit time.Duration, parts ...part) error {
 	type running struct {
 		part
 		stop  context.CancelFunc
@@ -42,10 +45,23 @@ func runParts(ctx context.Context, parts ...part) error {
 			errs = append(errs, fmt.Errorf("%s ended by itself", r.name))
 		}
 	}
+	late := time.NewTimer(limit)
+	defer late.Stop()
 	for _, r := range all {
 		r.stop()
-		<-r.ended
-		errs = append(errs, r.err)
+		select {
+		case <-r.ended:
+			errs = append(errs, r.err)
+			continue
+		case <-late.C:
+			late.Reset(0) // for the next part as well
+		}
+		select {
+		case <-r.ended:
+			errs = append(errs, r.err)
+		default:
+			errs = append(errs, fmt.Errorf("%s has not ended %v after the stop and is left behind", r.name, limit))
+		}
 	}
 	return errors.Join(errs...)
 }
@@ -56,4 +72,23 @@ func unlessStopped(ctx context.Context, err error) error {
 		return nil
 	}
 	return err
+}
+
+// closeLimit is how long the program waits in the end for its sessions to be closed: a server that hangs
+// answers nothing, and sessions end with the process.
+const closeLimit = 200 * time.Millisecond
+
+// closePools closes pools, which otherwise waits for every statement that is still under way.
+func closePools(pools ...*pgxpool.Pool) {
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		for _, pool := range pools {
+			pool.Close()
+		}
+	}()
+	select {
+	case <-closed:
+	case <-time.After(closeLimit):
+	}
 }

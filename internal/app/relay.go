@@ -6,6 +6,7 @@ import (
 	"os"
 	"runtime/debug"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
@@ -37,10 +38,16 @@ func runRelay(ctx context.Context, options config.Relay, mail config.Mail, windo
 	limitMemory(options)
 	log.Info("relay starts", "ops", localURL(listener), "slot", options.Slot, "database", postgres.Redact(options.DatabaseURL.Reveal()))
 	server := built.ops(window, log.Logger)
-	return runParts(ctx,
+	return runParts(ctx, stopLimit(options),
 		part{"relay", built.relay.Run},
 		part{"doctor", built.doctor.Run},
 		part{"ops", func(ctx context.Context) error { return server.Run(ctx, listener) }})
+}
+
+// stopLimit is how long the parts of a relay may take to stop. What is left of relay.Leave is for what the end of
+// the program still waits for: its sessions and its last lines.
+func stopLimit(options config.Relay) time.Duration {
+	return options.Drain.Std() + relay.Leave - closeLimit - 2*lastLines
 }
 
 // limitMemory lets the garbage collector work harder rather than let the heap grow beyond what a full window
@@ -122,9 +129,7 @@ func newRelay(ctx context.Context, options config.Relay, mail config.Mail, kinds
 }
 
 func (b *builtRelay) close() {
-	for _, pool := range b.pools {
-		pool.Close()
-	}
+	closePools(b.pools...)
 }
 
 func (b *builtRelay) ops(window config.Ops, log *slog.Logger) *ops.Server {

@@ -2,6 +2,7 @@ package lane
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -27,8 +28,9 @@ const (
 	maxKeys = 1000
 	// roundLimit bounds a round: a network that swallows everything must be noticed before TCP gives up.
 	roundLimit = time.Minute
-	// closeTimeout bounds the last writes of a stop.
-	closeTimeout = 5 * time.Second
+	// closeTimeout is how long after its drain a lane may go on to write: less than the relay has, which records
+	// afterwards what the lanes have finished.
+	closeTimeout = 2500 * time.Millisecond
 )
 
 // desk records and pays a lane's debt. One goroutine does all of its I/O, so that recording, reading,
@@ -287,14 +289,14 @@ func (d *desk) due(now time.Time) []*item {
 }
 
 // close removes what was paid and records what is still open as owed, so that a clean restart repeats
-// nothing. What cannot be recorded stays open and comes again.
-func (d *desk) close() error {
+// nothing. What cannot be recorded by the deadline comes again, and the error names it.
+func (d *desk) close(deadline time.Time) error {
 	l := d.l
-	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	ctx, cancel := context.WithDeadline(context.Background(), deadline)
 	defer cancel()
-	if err := d.settle(ctx); err != nil {
-		d.report(err)
-		return nil
+	err := d.settle(ctx)
+	if err != nil {
+		err = fmt.Errorf("subscriber %q: what was sent of its debt comes again: %w", l.Name(), err)
 	}
 	l.mu.Lock()
 	s := &l.scope
@@ -312,18 +314,21 @@ func (d *desk) close() error {
 	open := len(s.held)
 	l.mu.Unlock()
 	for open > 0 {
-		if err := d.record(ctx); err != nil {
-			d.report(err)
-			l.log.Warn("stopped with open deliveries, they come again", "open", open)
-			return nil
-		}
+		recorded := d.record(ctx)
 		l.mu.Lock()
 		before := open
-		open = len(s.held)
+		if open = len(s.held); recorded != nil && open > 0 {
+			err = errors.Join(err, fmt.Errorf("subscriber %q: %d open deliveries, the first of event %q, could not be recorded as owed and come again: %w",
+				l.Name(), open, s.held[0].ev.ID, recorded))
+		}
 		l.mu.Unlock()
-		if open == before {
+		if recorded != nil || open == before {
 			break
 		}
+	}
+	if err != nil {
+		d.report(err)
+		return err
 	}
 	d.report(d.look(ctx)) // what is owed no more holds no WAL
 	return nil

@@ -244,12 +244,13 @@ func (l *Lane) Run(ctx context.Context, drain time.Duration) error {
 	}()
 
 	<-ctx.Done()
+	deadline := time.Now().Add(drain + closeTimeout)
 	l.drain(drain, errors.Is(context.Cause(ctx), ErrYield))
 	closeDesk()
 	<-closed
 	abandon(errDrained)
 	err := l.awaitHandlers()
-	return errors.Join(err, d.close())
+	return errors.Join(err, d.close(deadline))
 }
 
 // ErrYield lets, as the cause of the end of Run's context, nothing more be handed over: what is in a handler

@@ -343,7 +343,7 @@ func startProcess(server *modelServer, subs []*modelSubscriber, budget int64, pl
 		lanesDone.Go(func() { _ = l.Run(run, 5*time.Second) })
 	}
 	recording, recorded := context.WithCancel(context.Background())
-	others.Go(func() { rec.run(recording) })
+	others.Go(func() { rec.run(recording, context.Background()) })
 	streaming := make(chan struct{})
 	go func() { // the owner of the replication connection
 		defer close(streaming)

@@ -68,9 +68,10 @@ func (r *recorder) failing() error {
 	return r.err
 }
 
-// run records until ctx ends, then once more. A write that has begun outlives ctx for a while.
-func (r *recorder) run(ctx context.Context) {
-	writing, cancel := context.WithCancel(context.WithoutCancel(ctx))
+// run records until ctx ends, then once more. A write that has begun outlives ctx for a while, and ends with
+// hard.
+func (r *recorder) run(ctx, hard context.Context) {
+	writing, cancel := context.WithCancel(hard)
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() {
 		pause(writing, lastRecord)

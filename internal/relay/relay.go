@@ -75,6 +75,30 @@ func (s Subscription) wants(source, eventType string) bool {
 	return (s.Wants == nil || s.Wants(source, eventType)) && (eventType == "" || s.Subscriber.Wants(eventType))
 }
 
+const (
+	// Leave is how long a stop may take after Drain, whatever hangs.
+	Leave = 5 * time.Second
+	// recordLimit is the part of Leave in which what is finished or open is recorded and confirmed. Then the
+	// contexts of all that is under way are cancelled. The rest is for giving the lease back, and for package app.
+	recordLimit = 3 * time.Second
+)
+
+// errOutOfTime is the cause with which everything ends that a stop has waited for too long.
+var errOutOfTime = errors.New("the time for the stop is over")
+
+// withTimeForStop returns a context that ends when ctx has ended and the time for a stop is over.
+func (r *Relay) withTimeForStop(ctx context.Context) (context.Context, context.CancelFunc) {
+	hard, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		pause(hard, r.Drain+recordLimit)
+		cancel(errOutOfTime)
+	})
+	return hard, func() {
+		stop()
+		cancel(nil)
+	}
+}
+
 // Relay delivers the events of one slot. Run may be called once; Health and Progress at any time.
 type Relay struct {
 	Options
@@ -136,6 +160,8 @@ func (r *Relay) Run(ctx context.Context) error {
 // run lives as long as the slot and the database are what they were, then builds everything anew: memory
 // yields to the database.
 func (r *Relay) run(ctx context.Context) error {
+	hard, cancel := r.withTimeForStop(ctx)
+	defer cancel()
 	var (
 		why     *changed
 		careful bool
@@ -167,7 +193,7 @@ func (r *Relay) run(ctx context.Context) error {
 		begun := time.Now()
 		if why, err = r.live(ctx, s, careful, found); why == nil {
 			if err == nil {
-				last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastRecord)
+				last, cancel := context.WithTimeout(hard, lastRecord)
 				defer cancel()
 				r.endClean(last)
 				r.release()
@@ -195,8 +221,10 @@ func (r *Relay) live(ctx context.Context, first *session, careful bool, found *s
 	// What ends the run for any reason ends it softly: what is in hand is finished and recorded.
 	run, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
+	hard, cancel := r.withTimeForStop(run)
+	defer cancel()
 	parts := r.build(first, careful, found, stop)
-	ended := parts.start(run, r, func(ctx context.Context) {
+	ended := parts.start(run, hard, r, func(ctx context.Context) {
 		var care sync.WaitGroup
 		if careful {
 			care.Go(func() { r.endCare(ctx, first, parts, stop) })
@@ -205,7 +233,7 @@ func (r *Relay) live(ctx context.Context, first *session, careful bool, found *s
 		care.Wait()
 	}, stop)
 
-	err := r.stream(run, first, parts)
+	err := r.stream(run, hard, first, parts)
 	why := asChanged(err)
 	if ctx.Err() == nil && why == nil {
 		why = asChanged(context.Cause(run)) // what watch or the recorder has found
@@ -294,16 +322,17 @@ func (r *Relay) build(s *session, careful bool, found *suspect, stop context.Can
 }
 
 // start runs everything but the stream. When ctx ends, the lanes drain, then the recorder records for
-// the last time, then drained is closed and the channel gets the first error.
-func (p *parts) start(ctx context.Context, r *Relay, watch func(context.Context), stop context.CancelCauseFunc) <-chan error {
+// the last time, then drained is closed and the channel gets the first error. What still waits for something
+// at the end of hard ends then.
+func (p *parts) start(ctx, hard context.Context, r *Relay, watch func(context.Context), stop context.CancelCauseFunc) <-chan error {
 	ended := make(chan error, 1)
 	errs := make([]error, len(p.lanes))
 	var lanes, others sync.WaitGroup
 	for i, l := range p.lanes {
 		lanes.Go(func() { errs[i] = l.Run(ctx, r.Drain) })
 	}
-	recording, recorded := context.WithCancel(context.WithoutCancel(ctx))
-	others.Go(func() { p.recorder.run(recording) })
+	recording, recorded := context.WithCancel(hard)
+	others.Go(func() { p.recorder.run(recording, hard) })
 	others.Go(func() { watch(ctx) })
 	others.Go(func() { r.keepLead(ctx, p.lanes, stop) })
 	others.Go(func() { r.clean(ctx, p.ledger) })
@@ -319,8 +348,8 @@ func (p *parts) start(ctx context.Context, r *Relay, watch func(context.Context)
 }
 
 // stream reads the slot, and again after every loss of the connection, until ctx ends or a person must
-// act.
-func (r *Relay) stream(ctx context.Context, s *session, p *parts) error {
+// act. At the end of hard it waits for nothing more.
+func (r *Relay) stream(ctx, hard context.Context, s *session, p *parts) error {
 	for short := 0; ; {
 		begun := time.Now()
 		r.setState(Streaming, nil)
@@ -328,7 +357,7 @@ func (r *Relay) stream(ctx context.Context, s *session, p *parts) error {
 		err := s.conn.Stream(ctx, wal.StreamOptions{
 			Slot: r.Slot, Publication: r.Publication, Confirmed: s.confirmed,
 			Receiver: p.dispatch, Confirmer: p.tracker,
-			Drained: p.drained, Alive: r.alive, Log: r.Log, Metrics: r.wal,
+			Drained: p.drained, OutOfTime: hard.Done(), Alive: r.alive, Log: r.Log, Metrics: r.wal,
 		})
 		s.conn.Close()
 		if ctx.Err() != nil {

@@ -47,6 +47,9 @@ type StreamOptions struct {
 	// Drained is closed when nothing will be confirmed any more. After ctx has ended, the stream reads
 	// nothing more but keeps the connection alive until then, and confirms once more.
 	Drained <-chan struct{}
+	// OutOfTime is closed when a stop must wait for nothing any more, neither for Drained nor for the server;
+	// nil is never.
+	OutOfTime <-chan struct{}
 	// Alive asks by SQL whether the server still serves our connection. It is asked after a silence,
 	// because a server that decodes a giant transaction says nothing for minutes.
 	Alive   func(ctx context.Context, pid uint32) bool
@@ -68,6 +71,8 @@ const (
 	answerInterval = 100 * time.Millisecond
 	// statusInterval is a third of the wal_sender_timeout that the session is pinned to.
 	statusInterval = 10 * time.Second / 3
+	// lastAnswer is how long the server has to answer when the time for a stop is over.
+	lastAnswer = 100 * time.Millisecond
 	// silence is after how long without a byte the server is asked by SQL: after a wal_sender_timeout, when it
 	// would have given us up too.
 	silence = 10 * time.Second
@@ -361,6 +366,9 @@ func (s *stream) drain() error {
 		case <-s.Drained:
 			timer.Stop()
 			return s.leave()
+		case <-s.OutOfTime:
+			timer.Stop()
+			return s.leave()
 		case <-timer.C:
 		}
 		if err := s.tellIfDue(time.Now()); err != nil {
@@ -377,6 +385,15 @@ func (s *stream) leave() error {
 		return err
 	}
 	_ = s.conn.pg.Conn().SetDeadline(now.Add(statusInterval))
+	answered := make(chan struct{})
+	defer close(answered)
+	go func() {
+		select {
+		case <-s.OutOfTime:
+			_ = s.conn.pg.Conn().SetDeadline(time.Now().Add(lastAnswer))
+		case <-answered:
+		}
+	}()
 	frontend := s.conn.pg.Frontend()
 	frontend.Send(&pgproto3.CopyDone{})
 	if err := frontend.Flush(); err != nil {
