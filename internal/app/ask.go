@@ -24,16 +24,29 @@ type asked struct {
 	base   string // in front of a path
 	token  config.Secret
 	client *http.Client
+	// withheld says why a token is not sent, "" where none is held back.
+	withheld string
 }
 
-func ask(options config.Ask) (*asked, error) {
+// ask finds the relay that the options name. A token goes only to an address from the same hand: one of the environment
+// or the command line never to an address that a file names.
+func ask(r *run, options config.Ask) (*asked, error) {
 	base, err := options.URL()
 	if err != nil {
 		return nil, config.Invalid(err)
 	}
+	addressKey := "ops_listen"
+	if options.OpsURL != "" {
+		addressKey = "ops_url"
+	}
+	withheld := ""
+	if line := r.parser.InFile(r.parsed, addressKey); line != "" && options.OpsToken != "" && r.parser.InFile(r.parsed, "ops_token") == "" {
+		options.OpsToken = ""
+		withheld = fmt.Sprintf("; the ops token was not sent, because the address comes from a file (%s): name it with --ops-url or WALPOST_OPS_URL", line)
+	}
 	dialer := &net.Dialer{Timeout: askLimit, KeepAlive: 15 * time.Second}
 	transport := &http.Transport{Proxy: http.ProxyFromEnvironment, DialContext: dialer.DialContext, ResponseHeaderTimeout: askLimit}
-	a := &asked{url: base, base: base, token: options.OpsToken, client: &http.Client{
+	a := &asked{url: base, base: base, token: options.OpsToken, withheld: withheld, client: &http.Client{
 		Transport: transport,
 		// A token belongs to one address.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
@@ -72,7 +85,7 @@ func (a *asked) open(ctx context.Context, path string, query url.Values) (io.Rea
 		return response.Body, nil
 	}
 	defer response.Body.Close()
-	err = fmt.Errorf("ask the relay at %s: %s: %s", a.url, response.Status, problemOf(response.Body))
+	err = fmt.Errorf("ask the relay at %s: %s: %s", a.url, response.Status, problemOf(response.Body)+a.withheld)
 	if response.StatusCode < http.StatusInternalServerError {
 		err = refusedError{err}
 	}

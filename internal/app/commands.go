@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"runtime"
 	"runtime/debug"
@@ -76,6 +77,7 @@ func (c apiCommand) Validate() error {
 func (c apiCommand) Run(r *run) error {
 	log := newServiceLog(r.Stderr, r.logHandler(c.Log))
 	defer log.flush()
+	r.logFile(log.Logger)
 	return runAPI(r.ctx, c.Database, c.API, log.Logger)
 }
 
@@ -101,10 +103,15 @@ func (c relayCommand) Run(r *run) error {
 	c.Relay.Flow = r.parser.Flow
 	log := newServiceLog(r.Stderr, r.logHandler(c.Log))
 	defer log.flush()
+	r.logFile(log.Logger)
+	return runRelay(r.ctx, c.Relay, c.Mail, c.Ops, r.Subscribers, log)
+}
+
+// logFile says which file a service has read, whether it was named or found.
+func (r *run) logFile(log *slog.Logger) {
 	if r.parser.Path != "" {
 		log.Info("configuration read", "file", r.parser.Path)
 	}
-	return runRelay(r.ctx, c.Relay, c.Mail, c.Ops, r.Subscribers, log)
 }
 
 type migrateCommand struct {

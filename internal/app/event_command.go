@@ -31,7 +31,7 @@ Next: walpost tail --event ID shows its next attempts`
 }
 
 func (c eventCommand) Run(r *run) error {
-	relay, err := ask(c.Ask)
+	relay, err := ask(r, c.Ask)
 	if err != nil {
 		return err
 	}

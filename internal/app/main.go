@@ -65,6 +65,9 @@ func Main(ctx context.Context, process Process) int {
 	if i := slices.IndexFunc(process.Args, func(arg string) bool { return !utf8.ValidString(arg) }); err == nil && i >= 0 {
 		err = config.Invalid(fmt.Errorf("%q is no valid UTF-8", process.Args[i])) // Postgres would refuse it, in other words
 	}
+	if err == nil && parser.Found && !slices.Contains([]string{"relay", "api"}, parsed.Command()) { // these log it
+		fmt.Fprintf(process.Stderr, "walpost: options come from %s of this directory\n", parser.Path)
+	}
 	if err == nil {
 		err = parsed.Run(&run{Process: process, ctx: ctx, parser: parser, parsed: parsed})
 	}

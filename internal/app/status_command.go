@@ -29,7 +29,7 @@ Next: walpost owed list --subscriber NAME`
 }
 
 func (c statusCommand) Run(r *run) error {
-	running, err := ask(c.Ask)
+	running, err := ask(r, c.Ask)
 	if err != nil {
 		return err
 	}

@@ -47,7 +47,7 @@ func (c tailCommand) Validate() error {
 }
 
 func (c tailCommand) Run(r *run) error {
-	relay, err := ask(c.Ask)
+	relay, err := ask(r, c.Ask)
 	if err != nil {
 		return err
 	}

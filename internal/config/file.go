@@ -5,14 +5,28 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
+	"time"
 
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
 	"github.com/goccy/go-yaml/parser"
+
+	"github.com/backendstart/walpost/internal/safefile"
+)
+
+// What a configuration may cost. A file that it refers to may be larger than itself; maxExpanded is what it may become
+// when its references are replaced, in bytes and with its aliases as often as they stand there.
+const (
+	maxConfig   = 256 << 10
+	maxFile     = 1 << 20
+	maxExpanded = 8 << 20
+	parseTime   = 10 * time.Second
+	// perValue is what a value counts beside its text: as much as decoding it takes, about.
+	perValue = 64
+	maxDepth = 64
 )
 
 // DefaultFile is read when no file is named and it is there.
@@ -52,7 +66,7 @@ type document struct {
 // readDocument reads a file. What stops it from being read at all is the error; what is wrong with
 // values is left in problems.
 func readDocument(path string, lookup func(string) (string, bool)) (*document, error) {
-	source, err := os.ReadFile(path)
+	source, err := safefile.Read(path, maxConfig)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("configuration file %s does not exist", path)
 	}
@@ -64,7 +78,10 @@ func readDocument(path string, lookup func(string) (string, bool)) (*document, e
 		lines:    strings.Split(string(source), "\n"),
 		scalars:  map[string]ast.Node{},
 	}
-	parsed, err := parser.ParseBytes(source, 0)
+	parsed, err := parseYAML(source)
+	if errors.Is(err, errParse) {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
 	if err != nil {
 		return nil, doc.located(err)
 	}
@@ -75,7 +92,11 @@ func readDocument(path string, lookup func(string) (string, bool)) (*document, e
 		return doc, nil
 	}
 	x := expander{doc: doc, lookup: lookup, anchors: map[string]ast.Node{}}
-	root, ok := x.expand(parsed.Docs[0].Body).(*ast.MappingNode)
+	expanded := x.expand(parsed.Docs[0].Body)
+	if x.spent > maxExpanded || (&measure{}).of(expanded, 1) > maxExpanded {
+		return nil, fmt.Errorf("%s: with its aliases and references it is larger than %d bytes, or nested deeper than %d levels", path, maxExpanded, maxDepth)
+	}
+	root, ok := expanded.(*ast.MappingNode)
 	if !ok {
 		return nil, fmt.Errorf("%s: keys and values are expected, as in \"slot: walpost\"", path)
 	}
@@ -86,6 +107,49 @@ func readDocument(path string, lookup func(string) (string, bool)) (*document, e
 		}
 	}
 	return doc, nil
+}
+
+var errParse = errors.New("it is no configuration that a person wrote")
+
+// parseYAML reads YAML within limits: the library takes time by the square of the depth, and of the number of keys.
+func parseYAML(source []byte) (*ast.File, error) {
+	if depth(source) > maxDepth {
+		return nil, fmt.Errorf("%w: nested deeper than %d levels", errParse, maxDepth)
+	}
+	type result struct {
+		file *ast.File
+		err  error
+	}
+	parsed := make(chan result, 1) // the goroutine ends with the process when it is too late
+	go func() {
+		file, err := parser.ParseBytes(source, 0)
+		parsed <- result{file, err}
+	}()
+	select {
+	case r := <-parsed:
+		return r.file, r.err
+	case <-time.After(parseTime):
+		return nil, fmt.Errorf("%w: reading it takes longer than %s", errParse, parseTime)
+	}
+}
+
+// depth counts brackets that stand where a value begins. In a quoted text it can be wrong by as many as there are.
+func depth(source []byte) int {
+	now, most, before := 0, 0, byte('\n')
+	for _, c := range source {
+		switch c {
+		case '[', '{':
+			if strings.IndexByte("\n:-,[{", before) >= 0 {
+				now++
+			}
+		case ']', '}':
+			now = max(0, now-1)
+		case ' ', '\t', '\r':
+			continue
+		}
+		most, before = max(most, now), c
+	}
+	return most
 }
 
 // flatten spreads "window: {events: 1}" into the path "window.events".
@@ -189,6 +253,46 @@ type expander struct {
 	doc     *document
 	lookup  func(string) (string, bool)
 	anchors map[string]ast.Node
+	spent   int // bytes that references have brought
+}
+
+// grow reports whether so many more bytes may come from references; the file is refused when they may not.
+func (x *expander) grow(n int) bool {
+	x.spent += n
+	return x.spent <= maxExpanded
+}
+
+// measure adds up what a document becomes when it is decoded: a list that stands there as an alias is decoded once more,
+// and nine lists of nine aliases each become a billion values. A node that was measured is not walked again.
+type measure struct{ known map[ast.Node]int }
+
+func (m *measure) of(node ast.Node, depth int) int {
+	if size, known := m.known[node]; known {
+		return size
+	}
+	if depth > maxDepth {
+		return maxExpanded + 1
+	}
+	size := perValue
+	add := func(child ast.Node) { size = min(size+m.of(child, depth+1), maxExpanded+1) }
+	switch n := node.(type) {
+	case *ast.MappingNode:
+		for _, pair := range n.Values {
+			size += len(keyOf(pair))
+			add(pair.Value)
+		}
+	case *ast.SequenceNode:
+		for _, value := range n.Values {
+			add(value)
+		}
+	case *ast.StringNode:
+		size += len(n.Value)
+	}
+	if m.known == nil {
+		m.known = map[ast.Node]int{}
+	}
+	m.known[node] = size
+	return size
 }
 
 func (x *expander) expand(node ast.Node) ast.Node {
@@ -214,6 +318,8 @@ func (x *expander) expand(node ast.Node) ast.Node {
 		if value, ok := x.anchors[n.Value.String()]; ok {
 			return value
 		}
+		x.doc.add(n.GetToken().Position.Line, "the alias *%s has no anchor before it", n.Value.String())
+		return x.text(n, "")
 	case *ast.IntegerNode, *ast.FloatNode:
 		return x.text(node, node.GetToken().Value)
 	case *ast.StringNode:
@@ -254,6 +360,9 @@ func (x *expander) replace(node ast.Node, text string) string {
 		if !ok {
 			x.doc.add(node.GetToken().Position.Line, "the environment variable %s is not set", name)
 		}
+		if !x.grow(len(value)) {
+			return ""
+		}
 		return value
 	})
 	return strings.ReplaceAll(text, kept, "${")
@@ -265,9 +374,12 @@ func (x *expander) readFile(node ast.Node, path string) string {
 	if !filepath.IsAbs(path) {
 		path = filepath.Join(filepath.Dir(x.doc.file), path)
 	}
-	content, err := os.ReadFile(path)
+	content, err := safefile.Read(path, maxFile)
 	if err != nil {
 		x.doc.add(node.GetToken().Position.Line, "%w", err)
+	}
+	if !x.grow(len(content)) {
+		return ""
 	}
 	return strings.TrimSuffix(strings.TrimSuffix(string(content), "\n"), "\r")
 }

@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"reflect"
@@ -10,6 +11,8 @@ import (
 	"strings"
 
 	"github.com/alecthomas/kong"
+
+	"github.com/backendstart/walpost/internal/safefile"
 )
 
 // Parser reads a command line, the environment and the file. It is used once and by one goroutine.
@@ -20,6 +23,8 @@ type Parser struct {
 	Flow Flow
 	// Path is the file that was read, "" for none.
 	Path string
+	// Found tells that Path is the file of the working directory, which nobody has named.
+	Found bool
 	// Checks look at what only subscribers of a kind have, by kind. Set them before Parse.
 	Checks map[string]Check
 
@@ -27,6 +32,7 @@ type Parser struct {
 	kinds    []string
 	doc      *document
 	origins  map[string]string // by key of the file: what set it, nothing for a default
+	fromFile map[string]bool   // keys that the file has set
 	problems problems          // of the environment
 }
 
@@ -36,7 +42,7 @@ type Check func(s Subscriber, fail func(key string, err error))
 // NewParser makes a parser of grammar, a kong structure whose commands embed the options of this
 // package. lookup is os.LookupEnv, or a test's; kinds are the subscribers that the program has.
 func NewParser(grammar any, lookup func(string) (string, bool), kinds []string, options ...kong.Option) (*Parser, error) {
-	p := &Parser{lookup: lookup, kinds: kinds, origins: map[string]string{}}
+	p := &Parser{lookup: lookup, kinds: kinds, origins: map[string]string{}, fromFile: map[string]bool{}}
 	options = append(options, kong.Resolvers(p), kong.ValueFormatter(valueHelp))
 	options = append(options, mappers...)
 	var err error
@@ -94,11 +100,15 @@ func (p *Parser) read(ctx *kong.Context) error {
 		p.Path, _ = p.lookup(named.Envs[0])
 	}
 	if p.Path == "" {
-		if _, err := os.Stat(DefaultFile); err != nil {
+		if _, err := os.Lstat(DefaultFile); errors.Is(err, fs.ErrNotExist) {
 			p.doc = &document{}
 			return nil
 		}
-		p.Path = DefaultFile
+		if err := safefile.CheckOwner(DefaultFile); err != nil {
+			return Invalid(fmt.Errorf("%s of the working directory is not used: %w: name it with --config or WALPOST_CONFIG if it is yours, "+
+				"or go to another directory", DefaultFile, err))
+		}
+		p.Path, p.Found = DefaultFile, true
 	}
 	doc, err := readDocument(p.Path, p.lookup)
 	if err != nil {
@@ -112,6 +122,20 @@ func (p *Parser) read(ctx *kong.Context) error {
 	}
 	p.doc = doc
 	return nil
+}
+
+// InFile returns where in the file the option stands that has this key, "" if a flag or a variable has set it, or
+// nothing has.
+func (p *Parser) InFile(ctx *kong.Context, key string) string {
+	for _, path := range ctx.Path {
+		if path.Flag != nil && FileKey(path.Flag) == key && !path.Resolved {
+			return ""
+		}
+	}
+	if !p.fromFile[key] {
+		return ""
+	}
+	return p.origins[key]
 }
 
 // unknownKey refuses the first key that is no option of any command: most likely it is misspelt.
@@ -182,7 +206,7 @@ func (p *Parser) Resolve(ctx *kong.Context, _ *kong.Path, flag *kong.Flag) (any,
 		p.doc.add(line, "%s: %w", key, err)
 		return nil, nil
 	}
-	p.origins[key] = fmt.Sprintf("%s:%d", p.doc.file, line)
+	p.origins[key], p.fromFile[key] = fmt.Sprintf("%s:%d", p.doc.file, line), true
 	return text, nil
 }
 

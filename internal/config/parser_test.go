@@ -350,3 +350,71 @@ func TestShow_writesAFileThatReadsTheSame(t *testing.T) {
 		t.Errorf("reads as %+v", again)
 	}
 }
+
+// S-05: a file that somebody left in the working directory decides nothing.
+func TestParse_usesAFoundFileOnlyIfItIsOurs(t *testing.T) {
+	for _, test := range []struct {
+		name, says string
+		change     func(t *testing.T, folder, file string) error
+	}{
+		{"ours", "", func(*testing.T, string, string) error { return nil }},
+		{"readable by all", "", func(_ *testing.T, _, file string) error { return os.Chmod(file, 0o644) }},
+		{"writable by its group", "can be written by others", func(_ *testing.T, _, file string) error { return os.Chmod(file, 0o664) }},
+		{"writable by all", "can be written by others", func(_ *testing.T, _, file string) error { return os.Chmod(file, 0o606) }},
+		{"in a folder like /tmp", "can be written by others", func(_ *testing.T, folder, _ string) error { return os.Chmod(folder, 0o777|os.ModeSticky) }},
+		{"of another user", "belongs to uid 12345", func(_ *testing.T, _, file string) error { return os.Lchown(file, 12345, 12345) }},
+		{"in a folder of another user", "belongs to uid 12345", func(_ *testing.T, folder, _ string) error { return os.Lchown(folder, 12345, 12345) }},
+		{"a link to one of another user", "belongs to uid 12345", func(t *testing.T, _, file string) error {
+			target := filepath.Join(t.TempDir(), "theirs.yaml")
+			if err := os.Rename(file, target); err != nil {
+				return err
+			}
+			if err := os.Lchown(target, 12345, 12345); err != nil {
+				return err
+			}
+			return os.Symlink(target, file)
+		}},
+		{"a link of another user", "belongs to uid 12345", func(t *testing.T, _, file string) error {
+			target := filepath.Join(t.TempDir(), "ours.yaml")
+			if err := os.Rename(file, target); err != nil {
+				return err
+			}
+			if err := os.Symlink(target, file); err != nil {
+				return err
+			}
+			return os.Lchown(file, 12345, 12345)
+		}},
+		{"a link to nowhere", "no such file", func(_ *testing.T, _, file string) error {
+			if err := os.Remove(file); err != nil {
+				return err
+			}
+			return os.Symlink("/nowhere/walpost.yaml", file)
+		}},
+	} {
+		folder := t.TempDir()
+		t.Chdir(folder)
+		file := filepath.Join(folder, DefaultFile)
+		if err := os.WriteFile(file, []byte("slot: found\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := test.change(t, folder, file); err != nil {
+			if os.Geteuid() != 0 && errors.Is(err, os.ErrPermission) {
+				continue // only root can give a file away; CI and the container of the tests are root
+			}
+			t.Fatal(err)
+		}
+		got, err := parse(t, "", nil)
+		switch {
+		case test.says == "" && (err != nil || got.options.Slot != "found" || !got.parser.Found):
+			t.Errorf("%s: slot %q, %v", test.name, got.options.Slot, err)
+		case test.says != "" && (err == nil || !strings.Contains(err.Error(), test.says) || !strings.Contains(err.Error(), "--config")):
+			t.Errorf("%s: slot %q, %v; want %q", test.name, got.options.Slot, err, test.says)
+		}
+		if test.says != "" && test.name != "a link to nowhere" {
+			// Who names it has decided.
+			if got, err := parse(t, "", map[string]string{"WALPOST_CONFIG": file}); err != nil || got.options.Slot != "found" || got.parser.Found {
+				t.Errorf("%s, by its name: slot %q, %v", test.name, got.options.Slot, err)
+			}
+		}
+	}
+}
