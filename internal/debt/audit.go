@@ -4,8 +4,12 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"strconv"
+	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/backendstart/walpost/internal/postgres"
 )
 
 // Channel is what the relay can LISTEN on to hear at once of what people change; the payload is the slot.
@@ -17,7 +21,33 @@ func (s *Store) audit(ctx context.Context, tx pgx.Tx, who, action string, facts 
 	return Audit(ctx, tx, s.slot, who, action, facts, why)
 }
 
-// Audit writes down what a person changes at a slot, or the relay by itself, in the transaction that changes it, and returns the
+// noteLimit is how long a note of the relay waits for a lock.
+const noteLimit = 2 * time.Second
+
+// NoteByRelay writes down what the relay does by itself, in the transaction that does it. A note that fails takes
+// nothing back: the caller logs the error and goes on. (A person's change without its note is refused: Audit.)
+func NoteByRelay(ctx context.Context, tx pgx.Tx, slot, who, action string, facts map[string]any, why string) error {
+	return pgx.BeginFunc(ctx, tx, func(savepoint pgx.Tx) error {
+		if err := limitLocks(ctx, savepoint, noteLimit); err != nil {
+			return err
+		}
+		if _, err := Audit(ctx, savepoint, slot, who, action, facts, why); err != nil {
+			return err
+		}
+		return limitLocks(ctx, savepoint, 0)
+	})
+}
+
+// limitLocks bounds how long a statement of the transaction waits for a lock; 0 is for ever.
+func limitLocks(ctx context.Context, tx pgx.Tx, limit time.Duration) error {
+	_, err := tx.Exec(ctx, `SELECT pg_catalog.set_config('lock_timeout', $1, true)`, strconv.FormatInt(limit.Milliseconds(), 10))
+	if err != nil {
+		return fmt.Errorf("limit the wait for locks: %w", err)
+	}
+	return nil
+}
+
+// Audit writes down what a person changes at a slot, in the transaction that changes it, and returns the
 // number of the row in walpost.audit. At its commit the relay hears of it.
 func Audit(ctx context.Context, tx pgx.Tx, slot, who, action string, facts map[string]any, why string) (id int64, err error) {
 	what, err := json.Marshal(facts)
@@ -27,13 +57,28 @@ func Audit(ctx context.Context, tx pgx.Tx, slot, who, action string, facts map[s
 	if err := tell(ctx, tx, slot); err != nil {
 		return 0, err
 	}
+	var last int64 // before this one
 	err = tx.QueryRow(ctx, `
-		INSERT INTO walpost.audit (slot, who, action, what, why) VALUES ($1, $2, $3, $4::text::jsonb, $5) RETURNING id`,
-		slot, text(who), action, string(what), text(why)).Scan(&id)
-	if err != nil {
-		return 0, fmt.Errorf("write the audit: %w", err)
+		INSERT INTO walpost.audit AS a (slot, who, action, what, why) VALUES ($1, $2, $3, $4::text::jsonb, $5)
+		RETURNING a.id, (SELECT coalesce(max(id), 0) FROM walpost.audit WHERE slot = $1)`,
+		slot, text(who), action, string(what), text(why)).Scan(&id, &last)
+	return id, explainAudit(err, id, last)
+}
+
+// explainAudit says what to do where the numbers of the audit do not grow: a relay takes the highest for the last
+// change, so it would never see this one.
+func explainAudit(err error, id, last int64) error {
+	const behind = "its sequence stands behind the table, as after a copy or a restore of the rows alone; set it: " +
+		"SELECT setval(pg_get_serial_sequence('walpost.audit', 'id'), (SELECT max(id) FROM walpost.audit))"
+	switch {
+	case postgres.Code(err) == "23505": // unique_violation
+		return fmt.Errorf("write the audit: %w: %s", err, behind)
+	case err != nil:
+		return fmt.Errorf("write the audit: %w", err)
+	case id <= last:
+		return fmt.Errorf("write the audit: note %d would come before note %d: %s", id, last, behind)
 	}
-	return id, nil
+	return nil
 }
 
 // auditMore adds deliveries to what is written down already, and returns its new number: a relay looks for
@@ -42,14 +87,12 @@ func (s *Store) auditMore(ctx context.Context, tx pgx.Tx, note int64, deliveries
 	if err := tell(ctx, tx, s.slot); err != nil {
 		return 0, err
 	}
+	var last int64
 	err = tx.QueryRow(ctx, `
-		UPDATE walpost.audit SET id = DEFAULT,
+		UPDATE walpost.audit a SET id = DEFAULT,
 		    what = what || jsonb_build_object('deliveries', coalesce((what->>'deliveries')::bigint, 0) + $2::bigint)
-		WHERE id = $1 RETURNING id`, note, deliveries).Scan(&id)
-	if err != nil {
-		return 0, fmt.Errorf("write the audit: %w", err)
-	}
-	return id, nil
+		WHERE id = $1 RETURNING a.id, (SELECT coalesce(max(id), 0) FROM walpost.audit WHERE slot = a.slot)`, note, deliveries).Scan(&id, &last)
+	return id, explainAudit(err, id, last)
 }
 
 // tell lets a relay that listens know, at the commit, that something was changed. Until then nobody else

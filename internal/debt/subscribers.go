@@ -83,20 +83,32 @@ func sumSQL(state lane.State) string {
 
 // Pause makes a subscriber owe everything from now on. Pausing one that is paused changes nothing.
 func (s *Store) Pause(ctx context.Context, name, who, why string) error {
-	return s.setState(ctx, name, "paused", "pause", who, why)
+	return s.setState(ctx, name, "paused", "pause", s.refusing(ctx, who, "pause", why))
 }
 
-// Unwanted is Pause on the word of the subscriber itself: it wants nothing any more.
+// Unwanted is Pause on the word of the subscriber itself: it wants nothing any more. That is an act of the relay,
+// so it does not depend on its note.
 func (s *Store) Unwanted(ctx context.Context, name, why string) error {
-	return s.setState(ctx, name, "paused", "pause", "walpost", reason(why))
+	return s.setState(ctx, name, "paused", "pause", func(tx pgx.Tx, facts map[string]any) error {
+		_ = NoteByRelay(ctx, tx, s.slot, "walpost", "pause", facts, reason(why))
+		return nil
+	})
+}
+
+// refusing notes the change of a person; without the note there is no change.
+func (s *Store) refusing(ctx context.Context, who, action, why string) func(pgx.Tx, map[string]any) error {
+	return func(tx pgx.Tx, facts map[string]any) error {
+		_, err := s.audit(ctx, tx, who, action, facts, why)
+		return err
+	}
 }
 
 // Resume lets a paused subscriber be paid and go on.
 func (s *Store) Resume(ctx context.Context, name, who, why string) error {
-	return s.setState(ctx, name, "live", "resume", who, why)
+	return s.setState(ctx, name, "live", "resume", s.refusing(ctx, who, "resume", why))
 }
 
-func (s *Store) setState(ctx context.Context, name, state, action, who, why string) error {
+func (s *Store) setState(ctx context.Context, name, state, action string, note func(pgx.Tx, map[string]any) error) error {
 	err := s.inTx(ctx, func(tx pgx.Tx) error {
 		var before string
 		err := tx.QueryRow(ctx, `SELECT state FROM walpost.subscribers WHERE slot = $1 AND name = $2 FOR UPDATE`, s.slot, name).Scan(&before)
@@ -109,8 +121,7 @@ func (s *Store) setState(ctx context.Context, name, state, action, who, why stri
 		if _, err := tx.Exec(ctx, `UPDATE walpost.subscribers SET state = $3, updated_at = now() WHERE slot = $1 AND name = $2`, s.slot, name, state); err != nil {
 			return err
 		}
-		_, err = s.audit(ctx, tx, who, action, map[string]any{"subscriber": name}, why)
-		return err
+		return note(tx, map[string]any{"subscriber": name})
 	})
 	if err != nil {
 		return fmt.Errorf("%s subscriber %q: %w", action, name, err)

@@ -17,6 +17,7 @@ var checks = []check{
 	{id: "version", fine: "the server's version is one that walpost is tested with", look: checkVersion},
 	{id: "primary", fine: "the server is a primary", look: checkPrimary},
 	{id: "schema", fine: "the tables of walpost are those of this version", look: checkSchema},
+	{id: "sequences", fine: "the sequences of walpost's tables stand behind no number that is taken", look: checkSequences},
 	{id: "rights", fine: "the role has every right that the relay needs", dear: true, look: checkRights},
 	{id: "row-security", fine: "no policy hides rows from the relay", look: checkRowSecurity},
 	{id: "replication-connection", fine: "a replication connection can be opened, and leads to the same server", dear: true, look: checkReplicationConnection},

@@ -273,6 +273,8 @@ var relayFaults = []fault{
 	{name: "has tables of a newer walpost", check: "schema", level: doctor.Problem, says: "ahead",
 		seed: run("INSERT INTO walpost.walpost_schema_version (version_id, is_applied) VALUES (9999, true)"),
 		do:   run("DELETE FROM walpost.walpost_schema_version WHERE version_id = 9999")},
+	{name: "stands behind its table", check: "sequences", level: doctor.Problem, says: "the sequence of \"walpost\".\"audit\".id stands at 0, the table has 41",
+		seed: run("INSERT INTO walpost.audit (id, slot, who, action) OVERRIDING SYSTEM VALUE VALUES (41, 's', 'me', 'pause')")},
 	{name: "has the wrong password", check: "connection", level: doctor.Problem, says: "password",
 		seed: func(w *world) { w.options.DatabaseURL = strings.Replace(w.db.DSN, "://postgres:", "://postgres:no", 1) },
 		do:   func(w *world) { w.options.DatabaseURL = w.db.DSN }},

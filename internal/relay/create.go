@@ -174,8 +174,11 @@ func (r *Relay) readyTx(ctx context.Context, tx pgx.Tx, s *session, fix *repair,
 	if s.record != nil {
 		facts["confirmed_before"] = s.record.confirmed.String()
 	}
-	_, err = debt.Audit(ctx, tx, r.Slot, r.holder(), "repair", facts, fix.reason)
-	return err
+	if err := debt.NoteByRelay(ctx, tx, r.Slot, r.holder(), "repair", facts, fix.reason); err != nil && ctx.Err() == nil {
+		r.metrics.notes.Inc()
+		r.Log.Error("cannot note the repair in walpost.audit; the repair goes on", "facts", facts, "reason", fix.reason, "err", err)
+	}
+	return nil
 }
 
 // freshFromBeginning are the subscribers that this slot has never had and that begin with all rows.

@@ -11,6 +11,7 @@ import (
 // metrics outlive the rooms, which are built anew after a repair.
 type metrics struct {
 	elsewhere, failures prometheus.Counter
+	notes               prometheus.Counter
 	repairs             *prometheus.CounterVec
 	owed                *prometheus.GaugeVec
 }
@@ -25,6 +26,10 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Name: "walpost_record_errors_total",
 			Help: "Writes of marks and of the confirmed position that failed; nothing is confirmed until one works.",
 		}),
+		notes: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "walpost_audit_errors_total",
+			Help: "Notes of the relay itself that could not be written to walpost.audit; what they tell of was done all the same.",
+		}),
 		repairs: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "walpost_repairs_total",
 			Help: "Repairs from the table, by kind: anew (the slot was lost) or kept (the slot is there, and its stream may have a hole).",
@@ -36,7 +41,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	for _, kind := range []string{slotAnew, slotKept} { // there before the first one
 		m.repairs.WithLabelValues(kind)
 	}
-	reg.MustRegister(m.elsewhere, m.failures, m.repairs, m.owed)
+	reg.MustRegister(m.elsewhere, m.failures, m.notes, m.repairs, m.owed)
 	return m
 }
 

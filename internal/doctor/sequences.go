@@ -1,0 +1,61 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// checkSequences compares the sequences of walpost's tables with the numbers that the tables have: a restore or a
+// logical copy brings rows, and leaves sequences where they were.
+func checkSequences(ctx context.Context, e *exam) ([]Finding, error) {
+	rows, err := e.tx.Query(ctx, `
+		SELECT c.relname::text, a.attname::text, coalesce(q.last_value, 0),
+		       pg_catalog.has_sequence_privilege(s.oid, 'USAGE') OR pg_catalog.has_sequence_privilege(s.oid, 'SELECT')
+		FROM pg_catalog.pg_depend d
+		JOIN pg_catalog.pg_class s ON s.oid = d.objid AND s.relkind = 'S'
+		JOIN pg_catalog.pg_class c ON c.oid = d.refobjid
+		JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum = d.refobjsubid
+		JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+		JOIN pg_catalog.pg_namespace sn ON sn.oid = s.relnamespace
+		JOIN pg_catalog.pg_sequences q ON q.schemaname = sn.nspname AND q.sequencename = s.relname
+		WHERE d.classid = 'pg_catalog.pg_class'::regclass AND d.refclassid = 'pg_catalog.pg_class'::regclass
+		  AND d.deptype IN ('a', 'i') AND n.nspname = 'walpost' AND c.relname <> 'walpost_schema_version'
+		ORDER BY 1, 2`)
+	if err != nil {
+		return nil, err
+	}
+	type sequence struct {
+		table, column string
+		last          int64
+		readable      bool
+	}
+	sequences, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (s sequence, err error) {
+		return s, row.Scan(&s.table, &s.column, &s.last, &s.readable)
+	})
+	if err != nil {
+		return nil, err
+	}
+	var found []Finding
+	for _, s := range sequences {
+		table := quote("walpost", s.table)
+		if !s.readable {
+			found = append(found, unknown("the role may not read the sequence of "+table+"."+s.column,
+				"a sequence that stands behind its table gives numbers that are taken").about("walpost."+s.table))
+			continue
+		}
+		var highest int64
+		if err := e.tx.QueryRow(ctx, "SELECT coalesce(pg_catalog.max("+quote(s.column)+"), 0) FROM "+table).Scan(&highest); err != nil {
+			return nil, err
+		}
+		if highest <= s.last {
+			continue
+		}
+		found = append(found, problem(fmt.Sprintf("the sequence of %s.%s stands at %d, the table has %d", table, s.column, s.last, highest),
+			"what people change is refused without its note, or not seen by the relay, until the numbers grow again; a restore or a copy of the rows alone leaves it so",
+			&Mend{As: "the owner of " + table, SQL: []string{fmt.Sprintf("SELECT pg_catalog.setval(pg_catalog.pg_get_serial_sequence('%s', '%s'), (SELECT pg_catalog.max(%s) FROM %s))",
+				table, s.column, quote(s.column), table)}}).about("walpost."+s.table))
+	}
+	return found, nil
+}
