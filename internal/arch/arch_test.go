@@ -32,12 +32,12 @@ var rooms = []room{
 	// The vocabulary and what supports it.
 	{"event", ""},
 	{"slab", ""},
-	{"config", ""},
+	{"safefile", ""},
+	{"config", "safefile"},
 	{"logs", ""},
 	{"postgres", ""},
 	{"pgserver", ""},
 	{"strictjson", ""},
-	{"safefile", ""},
 
 	// Writing: one transaction makes the fact and the row.
 	{"outbox", "event postgres slab"},
