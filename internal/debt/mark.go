@@ -6,22 +6,30 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/outbox"
 )
 
-// marks are rows to be marked, by table and primary key: deliveries to several subscribers have one row.
-type marks map[*outbox.Table]map[string]*outbox.Marked
+// marks are rows to be marked, by table: deliveries to several subscribers have one row. Two events may have
+// one primary key, when it came again.
+type marks map[*outbox.Table]map[markedRow]*outbox.Marked
+
+type markedRow struct {
+	row   string
+	event event.Identity
+}
 
 func (m marks) add(table *outbox.Table, row outbox.Marked) {
 	if m[table] == nil {
-		m[table] = make(map[string]*outbox.Marked)
+		m[table] = make(map[markedRow]*outbox.Marked)
 	}
-	if other := m[table][row.Row]; other != nil {
+	key := markedRow{row.Row, row.Identity}
+	if other := m[table][key]; other != nil {
 		other.Attempts += row.Attempts
 		return
 	}
 	row.Owed = true
-	m[table][row.Row] = &row
+	m[table][key] = &row
 }
 
 // mark marks the rows of which nothing is owed any more. It is the last thing that its transaction does.

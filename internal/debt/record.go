@@ -15,7 +15,8 @@ import (
 )
 
 // Record makes deliveries waiting, all or none; those that are recorded already stay as they are. An
-// event of a source whose rows only walpost deletes is recorded by reference, any other one with a copy.
+// event of a source whose rows only walpost deletes, and no earlier than this slot has marked them, is recorded
+// by reference, any other one with a copy: of a source with mark: off another slot's retention may delete rows.
 func (s *Store) Record(ctx context.Context, subscriber string, owed []lane.Owed) error {
 	if len(owed) == 0 {
 		return nil
@@ -30,7 +31,7 @@ func (s *Store) RecordWaiting(ctx context.Context, tx pgx.Tx, subscriber string,
 	tables := s.current()
 	byReference := func(e *event.Event) bool {
 		table := tables[e.Source]
-		return e.Row != "" && table != nil && table.Source.Ours
+		return e.Row != "" && table != nil && table.Source.Ours && table.Marks()
 	}
 	for len(owed) > 0 {
 		n := fit(owed)

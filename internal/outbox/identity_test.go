@@ -29,6 +29,7 @@ func markAsStreamed(t *testing.T, db *testdb.DB, table *outbox.Table, what strin
 	}
 }
 
+// S-31: what stands at the event's primary key is not always its row.
 func TestMark_leavesARowOfAnotherOccurrenceAlone(t *testing.T) {
 	for _, test := range []struct{ name, definition, first, second string }{
 		{"another time", `id int PRIMARY KEY, type text, payload text, created_at timestamptz, published_at timestamptz`,

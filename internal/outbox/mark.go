@@ -38,8 +38,8 @@ type MarkResult struct {
 	Owed int
 	// Elsewhere rows were published already: by us before a restart, or by another poller.
 	Elsewhere int
-	// Missing are the Rows that are gone: their owner has deleted them, or another event stands there now.
-	Missing []string
+	// Missing are the rows that are gone: their owner has deleted them, or another event stands there now.
+	Missing []Marked
 	// Replaced is how many of the missing rows have another event in their place.
 	Replaced int
 }
@@ -49,8 +49,8 @@ type MarkResult struct {
 var ErrNotVisible = errors.New("its row is not visible yet: its commit is in the WAL and not over, because it waits for the flush or a synchronous standby")
 
 // Mark publishes rows by primary key and identity, 1,000 with each statement: it sets the published column where it
-// is not set, and adds the attempts. Nothing else is ever written to a row. No row may come twice. With
-// ErrNotVisible the transaction has to be rolled back.
+// is not set, and adds the attempts. Nothing else is ever written to a row. No row may come twice with one
+// identity. With ErrNotVisible the transaction has to be rolled back.
 //
 // It is for a table that Marks. The confirm waits for it, so its errors say what a person must do.
 func (t *Table) Mark(ctx context.Context, tx pgx.Tx, slot string, rows []Marked) (MarkResult, error) {
@@ -62,14 +62,10 @@ func (t *Table) Mark(ctx context.Context, tx pgx.Tx, slot string, rows []Marked)
 		return result, err
 	}
 	// What is missing may have become visible since the look, or not be visible yet.
-	missed := setOf(result.Missing)
-	missing := make([]Marked, 0, len(missed))
-	xids := make([]uint32, 0, len(missed))
-	for _, row := range rows {
-		if missed[row.Row] {
-			missing = append(missing, row)
-			xids = append(xids, row.XID)
-		}
+	missing := result.Missing
+	xids := make([]uint32, len(missing))
+	for i, row := range missing {
+		xids[i] = row.XID
 	}
 	running, err := postgres.StillRunning(ctx, tx, xids)
 	if err != nil {
@@ -79,21 +75,12 @@ func (t *Table) Mark(ctx context.Context, tx pgx.Tx, slot string, rows []Marked)
 	if err := t.markAll(ctx, tx, slot, missing, &result); err != nil {
 		return result, err
 	}
-	missed = setOf(result.Missing)
-	for _, row := range missing {
-		if missed[row.Row] && running[row.XID] {
+	for _, row := range result.Missing {
+		if running[row.XID] {
 			return result, fmt.Errorf("mark event %q of %s: %w", row.Identity.ID, t.Source.relation(), ErrNotVisible)
 		}
 	}
 	return result, nil
-}
-
-func setOf(rows []string) map[string]bool {
-	set := make(map[string]bool, len(rows))
-	for _, row := range rows {
-		set[row] = true
-	}
-	return set
 }
 
 func (t *Table) markAll(ctx context.Context, tx pgx.Tx, slot string, rows []Marked, result *MarkResult) error {
@@ -139,7 +126,7 @@ func (t *Table) markBatch(ctx context.Context, tx pgx.Tx, slot string, rows []Ma
 		unhit++
 		switch row := rows[n-1]; {
 		case !there:
-			result.Missing = append(result.Missing, row.Row)
+			result.Missing = append(result.Missing, row)
 			if taken {
 				result.Replaced++
 			}

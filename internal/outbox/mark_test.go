@@ -81,7 +81,7 @@ func TestMark_tellsMarkedElsewhereFromMissing(t *testing.T) {
 	db.Exec(`UPDATE outbox SET published_at = '2020-01-01', attempts = 9 WHERE id = 2`)
 	db.Exec(`DELETE FROM outbox WHERE id = 3`)
 	got := mustMark(t, db, table, filled(1), attempted(filled(2), 1), filled(3), filled(4))
-	if got.Marked != 2 || got.Elsewhere != 1 || !slices.Equal(got.Missing, []string{"3"}) {
+	if got.Marked != 2 || got.Elsewhere != 1 || !slices.Equal(got.Missing, []outbox.Marked{filled(3)}) {
 		t.Errorf("got %+v, want 2 marked, 1 elsewhere, row 3 missing", got)
 	}
 	if got, want := db.Text(`SELECT published_at::date || ' ' || attempts FROM outbox WHERE id = 2`), "2020-01-01 9"; got != want {
@@ -121,7 +121,7 @@ func TestMark_takesMoreThanOneStatementsRows(t *testing.T) {
 		rows = append(rows, filled(i))
 	}
 	got := mustMark(t, db, table, rows...)
-	if got.Marked != 2500 || !slices.Equal(got.Missing, []string{"2501"}) {
+	if got.Marked != 2500 || !slices.Equal(got.Missing, []outbox.Marked{filled(2501)}) {
 		t.Errorf("got %+v, want 2500 marked and row 2501 missing", got)
 	}
 }

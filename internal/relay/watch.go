@@ -171,10 +171,15 @@ func (r *Relay) clean(ctx context.Context, ledger *tableLedger) {
 	defer ticker.Stop()
 	for {
 		var longest time.Duration
-		for _, table := range ledger.tables.BySource() {
+		tables := ledger.tables.BySource()
+		for _, table := range tables {
 			longest = max(longest, table.Source.Retention)
-			r.cleanAll(ctx, "delete old outbox rows", func() (int64, bool, error) {
-				return table.Clean(ctx, r.Pool, r.Slot, retentionBatch)
+			r.cleanAll(ctx, "delete old outbox rows", func() (deleted int64, more bool, err error) {
+				err = postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) error {
+					deleted, more, err = table.Clean(ctx, tx, r.Slot, retentionBatch)
+					return err
+				})
+				return deleted, more, err
 			})
 		}
 		r.cleanAll(ctx, "delete paid deliveries", func() (int64, bool, error) {
@@ -182,9 +187,8 @@ func (r *Relay) clean(ctx context.Context, ledger *tableLedger) {
 			return int64(deleted), false, err
 		})
 		if longest > 0 {
-			r.cleanAll(ctx, "delete old inbox rows", func() (int64, bool, error) {
-				return outbox.CleanInbox(ctx, r.Pool, r.Slot, longest, retentionBatch)
-			})
+			inbox := outbox.CleanInbox(r.Pool, r.Slot, tables, longest, retentionBatch)
+			r.cleanAll(ctx, "delete old inbox rows", func() (int64, bool, error) { return inbox.Next(ctx) })
 		}
 		select {
 		case <-ticker.C:
