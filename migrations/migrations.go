@@ -9,7 +9,6 @@ import (
 	"embed"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io/fs"
 	"log/slog"
 	"path"
@@ -18,7 +17,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/pressly/goose/v3"
-	"github.com/pressly/goose/v3/lock"
 
 	"github.com/backendstart/walpost/internal/postgres"
 )
@@ -44,7 +42,7 @@ var (
 )
 
 // Up applies what is missing of the sets, in the order given, and logs each migration it applied. Callers
-// may run it at the same time, also on different machines: they take turns by an advisory lock, for
+// may run it at the same time, also on different machines: they take turns, for
 // which dsn must lead to Postgres itself or to a pooler in session mode.
 //
 // Each migration is a transaction; after an error those before it stay applied, and calling Up again
@@ -64,21 +62,14 @@ func Up(ctx context.Context, dsn string, log *slog.Logger, sets ...Set) error {
 	}
 	defer conn.Close()
 
-	locker, err := lock.NewPostgresSessionLocker(
-		lock.WithLockID(int64(crc32.ChecksumIEEE([]byte("walpost migrations")))),
-		lock.WithLockTimeout(1, 600), // looks every second, for ten minutes
-	)
-	if err != nil {
-		return fmt.Errorf("migrate: %w", err)
-	}
-	if err := locker.SessionLock(ctx, conn); err != nil {
-		return postgres.Mask(fmt.Errorf("migrate: wait for another migration to end: %w", err), dsn)
-	}
-	// The session ends with db, and the lock with the session; unlocking is not needed.
-
 	if err := makeSchema(ctx, conn); err != nil {
 		return postgres.Mask(err, dsn)
 	}
+	if err := awaitTurn(ctx, conn, log); err != nil {
+		return postgres.Mask(err, dsn)
+	}
+	// The turn ends with conn; giving it back is not needed.
+
 	for _, set := range sets {
 		if err := set.up(ctx, db, log); err != nil {
 			return postgres.Mask(err, dsn)
@@ -183,10 +174,43 @@ func makeSchema(ctx context.Context, conn *sql.Conn) error {
 	if exists {
 		return nil
 	}
-	if _, err := conn.ExecContext(ctx, "CREATE SCHEMA walpost"); err != nil {
+	_, err := conn.ExecContext(ctx, "CREATE SCHEMA walpost")
+	if err != nil && !madeMeanwhile(err) {
 		return fmt.Errorf("migrate: create schema walpost (the role needs CREATE on the database): %w", err)
 	}
 	return nil
+}
+
+// awaitTurn waits until no other migration runs, and keeps others out while conn is open: it locks a table of its own,
+// which only its owner and who may write to it can do. Any role could hold an advisory lock.
+func awaitTurn(ctx context.Context, conn *sql.Conn, log *slog.Logger) error {
+	_, err := conn.ExecContext(ctx, "CREATE TABLE IF NOT EXISTS walpost.migrating ()")
+	if err != nil && !madeMeanwhile(err) {
+		return fmt.Errorf("migrate: make the table whose lock lets migrations take turns: %w", err)
+	}
+	for _, limit := range []string{"1s", "10min"} {
+		_, err = conn.ExecContext(ctx, "BEGIN; SET LOCAL lock_timeout = '"+limit+"'; LOCK TABLE walpost.migrating IN SHARE UPDATE EXCLUSIVE MODE")
+		if postgres.Code(err) != "55P03" { // lock_not_available
+			break
+		}
+		log.Info("another migration runs; waiting for its end")
+		if _, err := conn.ExecContext(ctx, "ROLLBACK"); err != nil {
+			return fmt.Errorf("migrate: %w", err)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("migrate: wait for another migration to end: %w", err)
+	}
+	return nil
+}
+
+// madeMeanwhile reports whether another migration has made the same thing at the same moment.
+func madeMeanwhile(err error) bool {
+	switch postgres.Code(err) {
+	case "23505", "42P06", "42P07", "42710": // unique_violation in the catalogue, duplicate_schema, duplicate_table, duplicate_object
+		return true
+	}
+	return false
 }
 
 // pinSession takes migrations out of the reach of defaults that a role or database may carry.

@@ -1,13 +1,17 @@
 package migrations_test
 
 import (
+	"context"
 	"errors"
+	"hash/crc32"
 	"log/slog"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/pressly/goose/v3/lock"
 
 	"github.com/backendstart/walpost/internal/testdb"
 	"github.com/backendstart/walpost/migrations"
@@ -63,6 +67,64 @@ func TestUp_letsConcurrentCallersTakeTurns(t *testing.T) {
 	}
 }
 
+// S-62: any role that can connect can hold any advisory lock.
+func TestUp_waitsForNoAdvisoryLock(t *testing.T) {
+	db := testdb.NewEmpty(t)
+	holder, err := db.Pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer holder.Release()
+	key := int64(crc32.ChecksumIEEE([]byte("walpost migrations")))
+	if _, err := holder.Exec(t.Context(), `SELECT pg_advisory_lock($1), pg_advisory_lock($2)`, key, lock.DefaultLockID); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
+	defer cancel()
+	if err := migrations.Up(ctx, db.DSN, slog.New(slog.DiscardHandler), both...); err != nil {
+		t.Error(err)
+	}
+}
+
+// A migration that waits says so, and goes on when the other one has ended.
+func TestUp_saysThatItWaitsForAnother(t *testing.T) {
+	db := testdb.New(t)
+	tx, err := db.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), `LOCK TABLE walpost.migrating IN SHARE UPDATE EXCLUSIVE MODE`); err != nil {
+		t.Fatal(err)
+	}
+	said := make(chan string, 10)
+	ended := make(chan error, 1)
+	go func() {
+		ended <- migrations.Up(t.Context(), db.DSN, slog.New(slog.NewTextHandler(lines(said), nil)), both...)
+	}()
+	select {
+	case line := <-said:
+		if !strings.Contains(line, "another migration runs") {
+			t.Errorf("it says %q", line)
+		}
+	case err := <-ended:
+		t.Fatalf("it did not wait: %v", err)
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+// lines gets what is written to a log.
+type lines chan string
+
+func (l lines) Write(p []byte) (int, error) {
+	l <- string(p)
+	return len(p), nil
+}
+
 func TestUp_doesNotCareWhatSearchPathAndTimeoutsTheDatabaseHas(t *testing.T) {
 	db := testdb.NewEmpty(t)
 	db.Exec("CREATE SCHEMA elsewhere")
@@ -107,7 +169,7 @@ func TestMigrations_canBeTakenBackAndAppliedAgain(t *testing.T) {
 			t.Errorf("%s down: %v", set, err)
 		}
 	}
-	left := db.Texts("SELECT tablename::text FROM pg_tables WHERE schemaname IN ('public', 'walpost') AND tablename !~ '_schema_version$'")
+	left := db.Texts("SELECT tablename::text FROM pg_tables WHERE schemaname IN ('public', 'walpost') AND tablename !~ '_schema_version$' AND tablename <> 'migrating'")
 	if len(left) != 0 {
 		t.Errorf("taken back, and %v are left", left)
 	}

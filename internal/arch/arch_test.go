@@ -4,6 +4,7 @@ package arch
 
 import (
 	"fmt"
+	"go/ast"
 	"go/parser"
 	"go/token"
 	"io/fs"
@@ -48,16 +49,17 @@ var rooms = []room{
 	{"pgoutput", "event"},
 	{"wal", "event postgres"},
 	{"ack", "event slab"},
-	{"subscriber", "event postgres"},
+	{"store", "event postgres"},
+	{"subscriber", "event postgres store"},
 	{"subscriber/webhook", "event subscriber"},
 	{"lane", "ack event slab subscriber"},
-	{"debt", "event lane outbox postgres"},
-	{"replay", "debt event outbox postgres"},
-	{"lease", "postgres"},
+	{"debt", "event lane outbox postgres store"},
+	{"replay", "debt event outbox postgres store"},
+	{"lease", "postgres store"},
 	{"dispatch", "ack event lane outbox pgoutput"},
-	{"relay", "ack debt dispatch event lane lease outbox pgoutput postgres replay subscriber wal"},
-	{"doctor", "event outbox postgres wal"},
-	{"ops", "debt event lane outbox postgres relay replay strictjson wal"},
+	{"relay", "ack debt dispatch event lane lease outbox pgoutput postgres replay store subscriber wal"},
+	{"doctor", "event outbox postgres store wal"},
+	{"ops", "debt event lane outbox postgres relay replay store strictjson wal"},
 
 	// Measuring from outside: what runs in the measured process is a subscriber.
 	{"bench", "event pgserver postgres subscriber"},
@@ -94,6 +96,52 @@ func TestPureRooms_importNothingThatDoesIO(t *testing.T) {
 					t.Errorf("internal/%s imports %s: this room does no I/O; declare a small interface for what it needs and let relay or app fulfil it", name, imported)
 				}
 			}
+		}
+	}
+}
+
+// owners are the rooms that alone spell the name of a table in their SQL.
+var owners = map[string]string{
+	"walpost.leader": "store",
+	"walpost.fence":  "store",
+	"walpost.turns":  "store",
+}
+
+func TestTables_areSpelledByTheirOwnerAlone(t *testing.T) {
+	spelled := map[string]bool{}
+	err := filepath.WalkDir("..", func(file string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || path.Ext(file) != ".go" || strings.HasSuffix(file, "_test.go") {
+			return err
+		}
+		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
+		if err != nil {
+			return err
+		}
+		folder := filepath.ToSlash(filepath.Dir(strings.TrimPrefix(filepath.ToSlash(file), "../")))
+		ast.Inspect(parsed, func(n ast.Node) bool {
+			text, ok := n.(*ast.BasicLit)
+			if !ok || text.Kind != token.STRING {
+				return true
+			}
+			for table, owner := range owners {
+				if !strings.Contains(text.Value, table) {
+					continue
+				}
+				spelled[table] = true
+				if folder != owner {
+					t.Errorf("internal/%s spells %s in %s: that table is owned by internal/%s; call a function there", folder, table, text.Value, owner)
+				}
+			}
+			return true
+		})
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for table := range owners {
+		if !spelled[table] {
+			t.Errorf("nothing spells %s: take its line out", table)
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/outbox"
+	"github.com/backendstart/walpost/internal/store"
 )
 
 // maxNoted is how many event ids an audit row lists.
@@ -128,11 +129,12 @@ func (s *Store) behindTheStream(ctx context.Context, tx pgx.Tx, subscriber strin
 	if position.Commit > 0 {
 		position.Commit--
 	}
-	// The lock keeps two people from taking the same positions.
+	// So two people do not take the same positions.
+	if err := store.AwaitTurn(ctx, tx, s.slot, store.TurnAdd); err != nil {
+		return position, err
+	}
 	var exists bool
-	err = tx.QueryRow(ctx, `
-		SELECT EXISTS (SELECT FROM walpost.subscribers WHERE slot = $1 AND name = $2)
-		FROM pg_advisory_xact_lock(hashtextextended('walpost add ' || $1, 0))`, s.slot, subscriber).Scan(&exists)
+	err = tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM walpost.subscribers WHERE slot = $1 AND name = $2)`, s.slot, subscriber).Scan(&exists)
 	if err == nil && !exists {
 		err = unknown(subscriber)
 	}

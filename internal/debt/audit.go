@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/internal/store"
 )
 
 // Channel is what the relay can LISTEN on to hear at once of what people change; the payload is the slot.
@@ -99,8 +100,10 @@ func (s *Store) auditMore(ctx context.Context, tx pgx.Tx, note int64, deliveries
 // writes into the audit of this slot: its numbers must become visible in their order, because a relay takes
 // the highest for the last.
 func tell(ctx context.Context, tx pgx.Tx, slot string) error {
-	_, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended('walpost audit ' || $2, 0)), pg_notify($1, $2)`, Channel, slot)
-	if err != nil {
+	if err := store.AwaitTurn(ctx, tx, slot, store.TurnAudit); err != nil {
+		return err
+	}
+	if _, err := tx.Exec(ctx, `SELECT pg_catalog.pg_notify($1, $2)`, Channel, slot); err != nil {
 		return fmt.Errorf("tell the relay of a change: %w", err)
 	}
 	return nil

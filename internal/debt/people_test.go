@@ -1,6 +1,7 @@
 package debt_test
 
 import (
+	"context"
 	"slices"
 	"strings"
 	"testing"
@@ -197,6 +198,30 @@ func TestDiscard_refusesAFilterThatChoosesEverything(t *testing.T) {
 		if _, err := store.Discard(t.Context(), filter, "me", ""); err == nil {
 			t.Errorf("%+v: got no error", filter)
 		}
+	}
+}
+
+// S-62: any role that can connect can hold any advisory lock.
+func TestAdd_waitsForNoAdvisoryLock(t *testing.T) {
+	db := testdb.New(t)
+	store := open(t, db, lessons())
+	fill(t, db, 1)
+	subscribe(db, "a")
+	stand(db, 0x58)
+	holder, err := db.Pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer holder.Release()
+	_, err = holder.Exec(t.Context(), `SELECT pg_advisory_lock(hashtextextended('walpost add ' || $1, 0)),
+		pg_advisory_lock(hashtextextended('walpost audit ' || $1, 0))`, slot)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if added, _, err := store.Add(ctx, "a", []string{"e1"}, lane.StateWaiting, "me", "why not"); err != nil || added != 1 {
+		t.Errorf("added %d, %v; want one", added, err)
 	}
 }
 

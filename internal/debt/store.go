@@ -16,6 +16,7 @@ import (
 	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/internal/store"
 )
 
 const (
@@ -34,7 +35,7 @@ const Gone = "the outbox row is gone and no copy was kept"
 type Store struct {
 	pool  *pgxpool.Pool
 	slot  string
-	fence *Fence // nil for people, who may change the debt under any leadership
+	fence *store.Fence // nil for people, who may change the debt under any leadership
 	// maxEvent is the size in bytes above which an event that is owed by reference is not sent; 0 is none.
 	maxEvent int
 
@@ -47,7 +48,7 @@ var _ lane.Ower = (*Store)(nil)
 func NewStore(pool *pgxpool.Pool, slot string) *Store { return &Store{pool: pool, slot: slot} }
 
 // Within lets the store write only under a leadership. Call it before the store is used.
-func (s *Store) Within(fence *Fence) *Store {
+func (s *Store) Within(fence *store.Fence) *Store {
 	s.fence = fence
 	return s
 }

@@ -264,7 +264,7 @@ var relayFaults = []fault{
 		seed: func(w *world) { w.options.Now = func() time.Time { return time.Now().Add(10 * time.Minute) } },
 		do:   func(w *world) { w.options.Now = nil }},
 	{name: "has no tables", check: "schema", level: doctor.Problem, says: "walpost migrate",
-		seed: run("DROP SCHEMA walpost CASCADE", "DROP TABLE outbox, lesson_progress, user_achievements, analytics_events, notifications, recommendations"),
+		seed: run("DROP SCHEMA walpost CASCADE", "DROP TABLE outbox, lesson_progress, learners, user_achievements, analytics_events, notifications, recommendations"),
 		do: func(w *world) {
 			if err := migrations.Up(w.t.Context(), w.db.DSN, discard, w.options.Migrations...); err != nil {
 				w.t.Fatal(err)

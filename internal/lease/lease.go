@@ -1,7 +1,8 @@
 // Package lease lets one of several relays lead a slot, and hands the lead over when that one dies, freezes
-// or is cut off. The lease is an advisory lock of a session of its own with a heartbeat (docs/postgres.md §8): it
-// writes nothing. It knows nothing about events; that no statement of an old leadership comes after one of
-// the new is the business of debt.Fence, and who stops and resumes what is package relay.
+// or is cut off. A leader is elected by an UPDATE of walpost.leader, and shows that it lives by a session of its own
+// with an advisory lock and a heartbeat, which writes nothing (docs/postgres.md §8). It knows nothing about events; that
+// no statement of an old leadership comes after one of the new is the business of store.Fence, and who stops and
+// resumes what is package relay. Begin with Run and, in stand.go, stand.
 package lease
 
 import (
@@ -22,6 +23,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/internal/store"
 )
 
 const (
@@ -46,6 +48,9 @@ type Options struct {
 	// URL is a direct connection string: a pooler cannot carry a session's lock.
 	URL  string
 	Slot string
+	// Works reports whether the process can do its work: one that cannot reach Postgres through its pool takes no
+	// lead. nil is always. It must not block for long.
+	Works func(ctx context.Context) error
 	// Notified is called when somebody has told the channel "walpost" of the slot: a person has changed
 	// something. It must not block; nil is nobody.
 	Notified func()
@@ -54,22 +59,23 @@ type Options struct {
 
 // Lease is held by at most one process of a slot. Its methods may be called by any goroutine; Run once.
 //
-// Invariant: it is held no longer than term after the last heartbeat that was answered was sent, and nobody
-// else takes a lock that has not been free for as long. So a session that is lost and comes back in time
-// changes nothing.
+// Invariant: it is held no longer than term after the last heartbeat that was answered was sent, on a session whose key
+// is the recorded one; and no other is elected before that session has been gone for as long. So a session that is
+// lost and comes back in time, with another key, changes nothing.
 type Lease struct {
 	Options
 	holder string
 
 	mu      sync.Mutex
 	held    bool          // guarded by mu
-	got     time.Duration // by the same clock: when the session that has the lock got it; guarded by mu
 	expiry  *time.Timer   // ends it; guarded by mu
 	reached bool          // there is a session, held or not; guarded by mu
 	tenure  int           // how often it was got; guarded by mu
 	sent    time.Duration // by the clock of bootTime: the last heartbeat that was answered; guarded by mu
 	why     string        // why it is not held; guarded by mu
 	changed chan struct{} // closed and replaced when held changes; guarded by mu
+	asks    time.Time     // it asks for the lead from then on; guarded by mu
+	stepped bool          // StepDown has ended what was held, and the session must be ended, too; guarded by mu
 	leave   chan struct{} // closed by Release
 	left    chan struct{} // closed when Run has ended
 	once    sync.Once
@@ -179,26 +185,39 @@ func (l *Lease) expire() {
 	}
 }
 
-// begin is the first heartbeat of a session that has the lock.
+// begin is the first heartbeat of a session that leads.
 func (l *Lease) begin(sent time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.stepped {
+		return
+	}
 	if l.held && sent-l.sent >= term {
 		l.setLocked(false, 0, "Postgres did not answer") // once it was not valid, a tenure never is again
 	}
-	l.got = sent
 	l.tenure++
 	l.setLocked(true, sent, "")
 	l.tell() // also where it was held all the time: whoever acts must know that the session is another one
 }
 
-// lose is the end of a session. The lease goes on for the rest of its time, unless sessions are lost one
-// after the other: then a standby may have seen nobody hold the lock for long enough.
+// extend is another heartbeat of a session that leads.
+func (l *Lease) extend(sent time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.stepped {
+		l.setLocked(true, sent, "")
+	}
+}
+
+// errSteppedDown is the end of a session after StepDown.
+var errSteppedDown = errors.New("the lead was given up")
+
+// lose is the end of a session. The lease goes on for the rest of its time.
 func (l *Lease) lose(why error) (held bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.reached = false
-	if !l.held || l.tenure > 1 && bootTime()-l.got < term {
+	if !l.held {
 		l.setLocked(false, 0, why.Error())
 	}
 	return l.held
@@ -215,6 +234,59 @@ func (l *Lease) reach() {
 func (l *Lease) Release() {
 	l.once.Do(func() { close(l.leave) })
 	<-l.left
+}
+
+// StepDown gives the lead up, so that a standby takes it within a heartbeat, and asks for it again after a while. It is
+// not valid any more when StepDown returns. If no other has led by then, the leadership goes on
+// under its old term.
+func (l *Lease) StepDown(pause time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.asks, l.stepped = time.Now().Add(pause), true
+	l.setLocked(false, 0, "it was given up")
+}
+
+// steppedDown reports whether StepDown has ended what the session held; with reset it may hold the lease again.
+func (l *Lease) steppedDown(reset bool) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	stepped := l.stepped
+	l.stepped = stepped && !reset
+	return stepped
+}
+
+// mayAsk returns why the lead may not be asked for now, nil if it may.
+func (l *Lease) mayAsk(ctx context.Context) error {
+	l.mu.Lock()
+	pause := time.Until(l.asks)
+	l.mu.Unlock()
+	if pause > 0 {
+		return fmt.Errorf("it has given up the lead and asks for it again in %v", pause.Round(time.Second))
+	}
+	if l.Works == nil {
+		return nil
+	}
+	if err := l.Works(ctx); err != nil {
+		return fmt.Errorf("it takes no lead while its own connections do not reach Postgres: %w", err)
+	}
+	return nil
+}
+
+// StandsBy reports whether another relay of the slot stands by. It opens a session of its own for the question.
+func (l *Lease) StandsBy(ctx context.Context) (bool, error) {
+	conn, err := l.connect(ctx)
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
+	// What is cut off of a long name depends on the holder.
+	const most = len("12345678901234567890/1234567890/123456/123456")
+	prefix := application(l.Slot, strings.Repeat("-", most))
+	prefix = strings.TrimRight(prefix, "-")
+	if prefix != "walpost/"+l.Slot+"/" {
+		prefix = strings.TrimSuffix(prefix, "/")
+	}
+	return store.StandsBy(ctx, conn, prefix, l.Application())
 }
 
 // Run tries to get the lease, keeps it and tries again, until ctx ends or Release is called. It never fails:
@@ -241,6 +313,9 @@ func (l *Lease) Run(ctx context.Context) {
 		if time.Since(begun) > longest { // it was a session
 			failures = 0
 		}
+		if errors.Is(err, errSteppedDown) {
+			continue
+		}
 		if text := err.Error(); text != said { // once for each trouble
 			said = text
 			l.Log.Warn("no session for the lease, will try again", "err", err)
@@ -263,27 +338,32 @@ func pauseAfter(failures int) time.Duration {
 	return most/2 + mathrand.N(most/2)
 }
 
-// session connects, waits for the lock and keeps it until the session or ctx ends.
+// session connects, waits until it leads and keeps the lead until the session or ctx ends.
 func (l *Lease) session(ctx context.Context) error {
 	conn, err := l.connect(ctx)
 	if err != nil {
 		return err
 	}
+	var key store.Key
 	defer func() {
 		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
 		select {
 		case <-l.leave:
-			l.sayGoodbye(closing, conn)
+			l.sayGoodbye(closing, conn, key, true)
 		default:
+			if errors.Is(err, errSteppedDown) {
+				l.sayGoodbye(closing, conn, key, false)
+			}
 		}
 		_ = conn.Close(closing)
 	}()
 	l.reach()
-	if err := l.stand(ctx, conn); err != nil {
+	if key, err = l.stand(ctx, conn); err != nil {
 		return err
 	}
-	return l.keep(ctx, conn)
+	err = l.keep(ctx, conn)
+	return err
 }
 
 func (l *Lease) connect(ctx context.Context) (*pgx.Conn, error) {
@@ -292,6 +372,9 @@ func (l *Lease) connect(ctx context.Context) (*pgx.Conn, error) {
 		return nil, err
 	}
 	config.RuntimeParams["application_name"] = l.Application()
+	config.RuntimeParams["search_path"] = ""
+	// An election must not wait for a standby: who leads says nothing that the standby's server would need.
+	config.RuntimeParams["synchronous_commit"] = "local"
 	ctx, cancel := context.WithTimeout(ctx, connectLimit)
 	defer cancel()
 	conn, err := pgx.ConnectConfig(ctx, config)
@@ -323,10 +406,13 @@ func (l *Lease) keep(ctx context.Context, conn *pgx.Conn) error {
 		if last = sent; first {
 			l.begin(sent)
 		} else {
-			l.set(true, sent, "")
+			l.extend(sent)
 		}
 		if err := l.listen(ctx, conn, heartbeat); err != nil {
 			return err
+		}
+		if l.steppedDown(false) {
+			return errSteppedDown
 		}
 	}
 }
@@ -355,17 +441,15 @@ func (l *Lease) listen(ctx context.Context, conn *pgx.Conn, d time.Duration) err
 // leftSuffix is what a leader that leaves adds to the slot's name in its last notification.
 const leftSuffix = "/left"
 
-// sayGoodbye lets the successor know that nothing of this leadership is under way any more.
-func (l *Lease) sayGoodbye(ctx context.Context, conn *pgx.Conn) {
-	if conn.IsClosed() {
+// sayGoodbye lets the successor know that nothing of this leadership is handed over any more; with forget, that
+// nothing of it is under way either.
+func (l *Lease) sayGoodbye(ctx context.Context, conn *pgx.Conn, key store.Key, forget bool) {
+	if conn.IsClosed() || key == 0 {
 		return
 	}
-	_, err := conn.Exec(ctx, `UPDATE walpost.leader SET holder = '' WHERE slot = $1 AND holder = $2`, l.Slot, l.holder)
+	err := store.GiveUp(ctx, conn, l.Slot, l.holder, key, forget)
 	if err == nil {
-		_, err = conn.Exec(ctx, `SELECT pg_advisory_unlock_all()`)
-	}
-	if err == nil {
-		_, err = conn.Exec(ctx, `SELECT pg_notify('walpost', $1)`, l.Slot+leftSuffix)
+		_, err = conn.Exec(ctx, `SELECT pg_catalog.pg_notify('walpost', $1)`, l.Slot+leftSuffix)
 	}
 	if err != nil && !errors.Is(err, context.Canceled) {
 		l.Log.Warn("cannot tell the successor that the slot is free; it finds out in seconds", "err", err)

@@ -10,26 +10,24 @@ import (
 	"github.com/backendstart/walpost/internal/testdb"
 )
 
-// A relay that froze while it repaired has the lock and is not recorded as leader yet. What its other sessions have
-// left open would hold up the repair of the next.
-func TestLease_endsAllSessionsOfAHolderThatFrozeBeforeItLed(t *testing.T) {
+// What the other sessions of a relay that froze have left open would hold up the repair of the next.
+func TestLease_endsAllSessionsOfALeaderThatFroze(t *testing.T) {
 	t.Parallel()
 	db := testdb.New(t)
 	config, err := pgx.ParseConfig(db.DSN)
 	if err != nil {
 		t.Fatal(err)
 	}
-	config.RuntimeParams["application_name"] = application(db.Name, elsewhere("frozen"))
-	for _, statement := range []string{
-		`SELECT pg_catalog.pg_try_advisory_lock(` + lockKey + `)`,
-		`SELECT $1, pg_catalog.pg_advisory_lock(1)`,
-	} {
+	frozen := elsewhere("frozen")
+	db.Exec(`INSERT INTO walpost.leader (slot, holder, term, key, role) VALUES ($1, $2, 7, 42, session_user)`, db.Name, frozen)
+	config.RuntimeParams["application_name"] = application(db.Name, frozen)
+	for _, key := range []int{42, 1} {
 		conn, err := pgx.ConnectConfig(t.Context(), config)
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = conn.Close(context.Background()) })
-		if _, err := conn.Exec(t.Context(), statement, db.Name); err != nil {
+		if _, err := conn.Exec(t.Context(), `SELECT pg_catalog.pg_advisory_lock($1)`, key); err != nil {
 			t.Fatal(err)
 		}
 	}

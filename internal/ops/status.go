@@ -8,6 +8,7 @@ import (
 	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/relay"
+	"github.com/backendstart/walpost/internal/store"
 	"github.com/backendstart/walpost/internal/wal"
 )
 
@@ -83,18 +84,20 @@ type Owed struct {
 func (d *Desk) Status(ctx context.Context) (Status, error) {
 	s := Status{Slot: Slot{Name: d.slot}, Subscribers: []Subscriber{}}
 	var epoch int32
-	var holder *string
-	var term *int64
 	err := d.pool.QueryRow(ctx, `
-		SELECT now(), coalesce(s.state, ''), coalesce(s.epoch, 0), l.holder, l.term FROM (VALUES (1)) one
-		LEFT JOIN walpost.slots s ON s.slot = $1 LEFT JOIN walpost.leader l ON l.slot = $1`, d.slot).
-		Scan(&s.At, &s.Slot.State, &epoch, &holder, &term)
+		SELECT now(), coalesce(s.state, ''), coalesce(s.epoch, 0) FROM (VALUES (1)) one
+		LEFT JOIN walpost.slots s ON s.slot = $1`, d.slot).
+		Scan(&s.At, &s.Slot.State, &epoch)
 	if err != nil {
 		return s, fmt.Errorf("look up slot %q: %w", d.slot, err)
 	}
 	s.At = s.At.UTC()
-	if holder != nil && term != nil {
-		s.Leader = &Leader{*holder, *term}
+	holder, term, err := store.LastLeader(ctx, d.pool, d.slot)
+	if err != nil {
+		return s, err
+	}
+	if term > 0 {
+		s.Leader = &Leader{holder, term}
 	}
 	slot, err := wal.FindSlot(ctx, d.pool, d.slot)
 	if err != nil {

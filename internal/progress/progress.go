@@ -58,11 +58,6 @@ type Result struct {
 	AlreadyCompleted bool
 }
 
-// lessonLocks is the first half of the advisory lock's key: two-part keys are a space of their own, so
-// the lock never meets one of the relay or of a migration, which have one-part keys.
-// (PostgreSQL manual, "Advisory Lock Functions")
-const lessonLocks = 0x6c65 // "le"
-
 // Complete marks the lesson as completed and adds "lesson.completed" to the outbox in one transaction.
 // Only the first call for a user and lesson does so: every later one, also one that arrives at the same
 // moment, returns the result of the first, whatever slugs it names.
@@ -90,10 +85,12 @@ func (s *Service) Complete(ctx context.Context, c Completion) (Result, error) {
 
 // queueLock lets one writer per user in at a time, to the end of the commit: only so are the outbox rows of a
 // user numbered in the order in which they commit. The row of the lesson would not do, since two lessons of a
-// user must not pass each other either, and there is no table of users to lock a row of. Two users whose
-// hashes meet wait for each other now and then, which is harmless.
+// user must not pass each other either; so each user has a row to lock. It is locked although no condition is true
+// that would update it. (PostgreSQL manual, "INSERT", ON CONFLICT)
 func queueLock(batch *pgx.Batch, c Completion) {
-	batch.Queue(`SELECT pg_advisory_xact_lock($1, hashint8($2))`, lessonLocks, c.UserID)
+	batch.Queue(`
+		INSERT INTO public.learners (user_id) VALUES ($1)
+		ON CONFLICT (user_id) DO UPDATE SET user_id = excluded.user_id WHERE false`, c.UserID)
 }
 
 // queueCompletion stores the completion that result has and its event, unless the lesson is completed already. It is

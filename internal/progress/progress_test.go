@@ -164,8 +164,7 @@ func overtake(t *testing.T, db *testdb.DB, pool *pgxpool.Pool, first, second Com
 		t.Fatal(err)
 	}
 	waiting := func(want int64) {
-		for db.Int(`SELECT count(*) FROM pg_locks l JOIN pg_database d ON d.oid = l.database
-				WHERE d.datname = current_database() AND locktype = 'advisory' AND NOT granted`) < want {
+		for db.Int(`SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`) < want {
 			if ctx.Err() != nil {
 				t.Fatalf("there were never %d completions that wait", want)
 			}
@@ -192,6 +191,25 @@ func overtake(t *testing.T, db *testdb.DB, pool *pgxpool.Pool, first, second Com
 		}
 	}
 	return results
+}
+
+// S-62: what any role can hold keeps no completion waiting.
+func TestComplete_waitsForNoAdvisoryLock(t *testing.T) {
+	db := testdb.New(t)
+	holder, err := db.Pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer holder.Release()
+	if _, err := holder.Exec(t.Context(), `SELECT pg_advisory_lock(x'6c65'::int, hashint8(42))`); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if _, err := New(db.Pool).Complete(ctx, completion(42, 1)); err != nil {
+		t.Error(err)
+	}
+	wantRows(t, db, 1)
 }
 
 // A repair reads the outbox by number, so numbers of one user must follow the order of the commits.

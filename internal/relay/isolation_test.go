@@ -301,7 +301,7 @@ func TestRelay_waitsForTransactionsThatADeadPredecessorLeftBehind(t *testing.T) 
 	r := start(t, owing(options(t, db, second)))
 	eventually(t, "the successor waits for it", func() bool {
 		return db.Int(`SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
-			AND wait_event <> 'advisory' AND query LIKE '%walpost.leader%'`) == 1
+			AND wait_event <> 'advisory' AND query LIKE '%walpost.fence%'`) == 1
 	})
 	if got := len(second.Calls()); got != 0 || r.Health().State == relay.Streaming {
 		t.Errorf("%d events were handed over in state %s, want none yet", got, r.Health().State)

@@ -8,7 +8,11 @@ import (
 	"slices"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/backendstart/walpost/internal/lane"
+	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/internal/store"
 	"github.com/backendstart/walpost/internal/wal"
 )
 
@@ -112,35 +116,65 @@ func (r *Relay) notified() {
 	}
 }
 
-// lock makes the session the only one that touches the slot, or returns wal.ErrSlotInUse.
-func (r *Relay) lock(ctx context.Context, conn *wal.Conn) error {
-	err := conn.Lock(ctx, r.Slot)
-	if !errors.Is(err, wal.ErrSlotInUse) {
+// claim makes the session the only one that touches the slot, or returns wal.ErrSlotInUse. Its key is recorded in
+// place of that of the last session, once that one has ended: a lock alone could be anybody's. (docs/postgres.md §8)
+func (r *Relay) claim(ctx context.Context, s *session) error {
+	s.key = store.NewKey()
+	if err := s.conn.ShowLife(ctx, int64(s.key)); err != nil {
 		return err
 	}
-	pid, lookErr := wal.LockHolder(ctx, r.Pool, r.Slot)
-	switch {
-	case lookErr != nil:
-		return lookErr
-	case pid == 0: // it has just ended
-	default:
-		if err := r.evict(ctx, pid); err != nil {
-			return err
+	var leader string // "" for any
+	if r.Lease != nil {
+		leader = r.Lease.Holder()
+	}
+	evicted := false
+	for deadline := time.Now().Add(claimLimit); ; pause(ctx, 20*time.Millisecond) {
+		var last store.Reader
+		err := postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) (err error) {
+			if last, err = store.FindReader(ctx, tx, r.Slot); err != nil || last.PID != 0 {
+				return err
+			}
+			return store.ClaimReader(ctx, tx, r.Slot, leader, last.Key, s.key)
+		})
+		switch {
+		case r.Lease != nil && last.Key != 0 && last.Holder != leader: // another one has led, perhaps without a lease
+			r.Lease.StepDown(0)
+			return errNoLead
+		case err != nil:
+			return overtaken(err)
+		case last.PID == 0:
+			return nil
+		case r.Lease != nil && !evicted:
+			if err := r.evict(ctx, last.PID); err != nil {
+				return err
+			}
+			evicted = true
+		case time.Now().After(deadline) || ctx.Err() != nil: // one that is just ending is waited for
+			return fmt.Errorf("%w: pid %d", wal.ErrSlotInUse, last.PID)
 		}
 	}
-	return conn.Lock(ctx, r.Slot)
 }
 
-// lead begins a leadership of the session that has the lock, and reads what is recorded: nothing that an
+// claimLimit is how long a session that ends may take until that is seen.
+const claimLimit = time.Second
+
+// overtaken makes of another relay that was faster one that is waited for.
+func overtaken(err error) error {
+	if errors.Is(err, store.ErrOvertaken) {
+		return fmt.Errorf("%w: %w", wal.ErrSlotInUse, err)
+	}
+	return err
+}
+
+// lead begins a leadership of the session that has claimed the slot, and reads what is recorded: nothing that an
 // earlier process has left on the server can change that any more.
 func (r *Relay) lead(ctx context.Context, s *session) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, statementLimit)
 	defer cancel()
-	if err := r.fence.Lead(ctx, r.Pool, r.holder()); err != nil {
-		return err
+	if err := r.fence.Lead(ctx, r.Pool, r.holder(), s.key, r.Lease != nil); err != nil {
+		return overtaken(err)
 	}
-	// The session that answers has not ended, so it had the lock all the time: what was taken is no leadership of
-	// somebody who has got the lock since.
+	// The session that answers has not ended, so its key was there all the time: nobody has claimed the slot since.
 	if s.system, err = s.conn.Identify(ctx); err != nil {
 		return err
 	}

@@ -9,10 +9,10 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/backendstart/walpost/internal/ack"
-	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/internal/store"
 )
 
 // statementLimit bounds what is asked of Postgres at once: a network that swallows everything must be
@@ -23,7 +23,7 @@ const statementLimit = 30 * time.Second
 type tableLedger struct {
 	pool  *pgxpool.Pool
 	slot  string
-	fence *debt.Fence
+	fence *store.Fence
 
 	tables outbox.Tables
 }

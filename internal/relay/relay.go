@@ -23,6 +23,7 @@ import (
 	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/lease"
 	"github.com/backendstart/walpost/internal/outbox"
+	"github.com/backendstart/walpost/internal/store"
 	"github.com/backendstart/walpost/internal/subscriber"
 	"github.com/backendstart/walpost/internal/wal"
 )
@@ -102,7 +103,7 @@ func (r *Relay) withTimeForStop(ctx context.Context) (context.Context, context.C
 // Relay delivers the events of one slot. Run may be called once; Health and Progress at any time.
 type Relay struct {
 	Options
-	fence    *debt.Fence
+	fence    *store.Fence
 	owed     *debt.Store
 	wal      *wal.Metrics
 	vectors  *lane.Vectors
@@ -126,7 +127,7 @@ type Relay struct {
 func New(o Options) *Relay {
 	r := &Relay{
 		Options:  o,
-		fence:    debt.NewFence(o.Slot),
+		fence:    store.NewFence(o.Slot),
 		wal:      wal.NewMetrics(o.Registry),
 		vectors:  lane.NewVectors(o.Registry),
 		attempts: NewAttempts(remembered, time.Now()),

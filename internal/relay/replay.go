@@ -12,11 +12,11 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/backendstart/walpost/internal/ack"
-	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/replay"
+	"github.com/backendstart/walpost/internal/store"
 )
 
 const (
@@ -151,7 +151,7 @@ func (w *replayWork) run(ctx, lanes context.Context) {
 		case err == nil:
 			w.log.Info("replay is done", "delivered", w.Delivered, "dead", w.Dead, "owed", w.Owed, "unwanted", w.Unwanted, "invalid", w.Invalid)
 			return
-		case errors.Is(err, debt.ErrFenced):
+		case errors.Is(err, store.ErrFenced):
 			<-ctx.Done() // the next leader goes on; to try again here would be refused as often
 			return
 		case errors.Is(err, replay.ErrOver), errors.Is(context.Cause(ctx), replay.ErrOver):

@@ -8,11 +8,11 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/internal/store"
 	"github.com/backendstart/walpost/internal/wal"
 	"github.com/backendstart/walpost/migrations"
 )
@@ -20,6 +20,7 @@ import (
 // session is one replication connection and what was found when it was opened.
 type session struct {
 	conn        *wal.Conn
+	key         store.Key // by which it is recorded as the one that has the slot
 	slot        *wal.Slot // as it was found, nil if there was none
 	record      *record   // what was known of it, nil if nothing
 	mended      wal.Mended
@@ -51,7 +52,7 @@ func asChanged(err error) *changed {
 	switch {
 	case errors.As(err, &c):
 		return c
-	case errors.Is(err, debt.ErrChanged), errors.Is(err, debt.ErrFenced):
+	case errors.Is(err, store.ErrChanged), errors.Is(err, store.ErrFenced):
 		return &changed{reason: err.Error()}
 	}
 	return nil
@@ -142,18 +143,17 @@ func final(err error) error {
 // killed, frozen or cut off: from lead on, what the relay knows of the slot and of its record in walpost.slots
 // changes by nobody's hand but its own, or else whatever it does next fails. Two rules make it so.
 //
-//   - Only the session that has the slot's lock makes, drops and reads the slot, and only its own commands do so
-//     (wal.Conn.Lock). Who gets the lock knows that the last one's session has ended, and with it all that it could
-//     still have done to the slot or confirmed.
-//   - Only a transaction that holds the term writes the record, the positions or the debt, and the term is taken
-//     with the lock. It is held from the transaction's first statement on, so the next leader waits for its end and
-//     reads what it has left: the slot is still as it says, since nobody else could touch it.
+//   - Only the session whose key is recorded in walpost.leader makes, drops and reads the slot, and only its own
+//     commands do so. A key is recorded in place of that of a session that has ended, and with it all that it could
+//     still have done to the slot or confirmed. (claim)
+//   - Only a transaction that holds the term writes the record, the positions or the debt, and the term is raised
+//     only while the own key is recorded. It is held from the transaction's first statement on, so the next leader
+//     waits for its end and reads what it has left: the slot is still as it says, since nobody else could touch it.
 //
-// So one that lost its session while it recorded the rows may still commit that the slot is ready, and it is; one
-// that comes later finds it fenced. One that was frozen between lock and term takes a term that is not its due and
-// finds out before it writes anything: the other one begins anew, nothing else happens. The lock is never taken
-// from a session that lives, except with a lease: of two relays one builds, however long that takes, and the other
-// waits with wal.ErrSlotInUse. They do not undo each other's work in turn.
+// So a relay that lost its session while it recorded the rows may still commit that the slot is ready, and it is; one
+// that comes later finds it fenced. One that was frozen between claim and term does not get the term. A key is never
+// taken from a session that lives, except with a lease: of two relays one builds, however long that takes, and the
+// other waits with wal.ErrSlotInUse. They do not undo each other's work in turn.
 func (r *Relay) open(ctx context.Context, why *changed) (_ *session, err error) {
 	s, err := r.look(ctx, true)
 	if err != nil {
@@ -233,7 +233,7 @@ func (r *Relay) reopen(ctx context.Context, last *session) (_ *session, err erro
 	return s, r.fence.Check(taking, r.Pool)
 }
 
-// look connects, locks the slot and finds out what there is. It makes nothing, except that with mend it makes
+// look connects, claims the slot and finds out what there is. It makes nothing, except that with mend it makes
 // or completes the publication.
 func (r *Relay) look(ctx context.Context, mend bool) (_ *session, err error) {
 	ctx, cancel := context.WithTimeout(ctx, statementLimit)
@@ -268,7 +268,7 @@ func (r *Relay) look(ctx context.Context, mend bool) (_ *session, err error) {
 			s.conn.Close()
 		}
 	}()
-	if err := r.lock(ctx, s.conn); err != nil {
+	if err := r.claim(ctx, s); err != nil {
 		return nil, err
 	}
 	if s.slot, err = r.awaitFree(ctx); err != nil { // no relay changes it from here on

@@ -10,9 +10,9 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/pgserver"
 	"github.com/backendstart/walpost/internal/relay"
+	"github.com/backendstart/walpost/internal/store"
 	"github.com/backendstart/walpost/internal/subscriber/subscribertest"
 	"github.com/backendstart/walpost/internal/testdb"
 )
@@ -167,7 +167,7 @@ func (b *building) awaitLeadWaits() {
 	b.t.Helper()
 	eventually(b.t, "the second waits for the transaction of the first", func() bool {
 		return b.db.Int(`SELECT count(*) FROM pg_stat_activity
-			WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%INSERT INTO walpost.leader%'`) > 0
+			WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%INSERT INTO walpost.fence%'`) > 0
 	})
 }
 
@@ -207,8 +207,9 @@ func TestRelay_oneOfSeveralThatStartTogetherLeads(t *testing.T) {
 			t.Parallel()
 			db := testdb.New(t)
 			build.prepare(t, db)
-			const leaders = `SELECT coalesce(max(term), 0) FROM walpost.leader`
-			before := db.Int(leaders)
+			db.Exec(`CREATE TABLE led (term bigint)`)
+			db.Exec(`CREATE FUNCTION led() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO public.led VALUES (NEW.term); RETURN NEW; END $$`)
+			db.Exec(`CREATE TRIGGER led AFTER UPDATE OF term ON walpost.leader FOR EACH ROW EXECUTE FUNCTION led()`)
 			sub := subscribertest.Recording()
 			relays := make([]*running, 3)
 			o := options(t, db, sub)
@@ -229,7 +230,7 @@ func TestRelay_oneOfSeveralThatStartTogetherLeads(t *testing.T) {
 			if got := sub.AwaitDelivered(t, len(want)); !slices.Equal(got, want) {
 				t.Errorf("delivered %v, want %v", got, want)
 			}
-			if got := db.Int(leaders) - before; got != 1 {
+			if got := db.Int(`SELECT count(*) FROM led`); got != 1 {
 				t.Errorf("%d leaderships began, want 1", got)
 			}
 		})
@@ -261,20 +262,22 @@ func TestRelay_writesNothingOfASlotUnderATermThatIsOver(t *testing.T) {
 			sub := subscribertest.Recording()
 			r := start(t, apart(t, db.DSN, options(t, db, sub)))
 			eventually(t, "it is held", func() bool {
-				return db.Int(lead) == before+1 && db.Int(`SELECT count(*) FROM pg_stat_activity
+				return db.Int(lead) > before && db.Int(`SELECT count(*) FROM pg_stat_activity
 					WHERE datname = current_database() AND wait_event_type = 'Lock'`) > 0
 			})
-			if err := debt.NewFence(db.Name).Lead(context.WithoutCancel(t.Context()), db.Pool, "another"); err != nil {
+			first := db.Int(lead)
+			reader := store.Key(db.Int(`SELECT reader_key FROM walpost.leader`))
+			if err := store.NewFence(db.Name).Lead(context.WithoutCancel(t.Context()), db.Pool, "another", reader, false); err != nil {
 				t.Fatal(err)
 			}
 			mustExec(t, hold, `COMMIT`)
 			r.awaitStreaming()
 			sub.AwaitDelivered(t, 3)
-			ours := before + 3 // after that of the other
+			ours := db.Int(lead) // after that of the other
 			want := []string{fmt.Sprintf("ready %d", ours)}
 			switch build.kind {
 			case "": // that it is being made was written under the first of them
-				want = []string{fmt.Sprintf("creating %d", before+1), fmt.Sprintf("creating %d", ours), fmt.Sprintf("ready %d", ours)}
+				want = []string{fmt.Sprintf("creating %d", first), fmt.Sprintf("creating %d", ours), fmt.Sprintf("ready %d", ours)}
 			case "anew":
 				want = []string{fmt.Sprintf("creating %d", ours), fmt.Sprintf("ready %d", ours)}
 			}

@@ -6,10 +6,10 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/internal/store"
 )
 
 // What follows is for the leader alone.
@@ -99,7 +99,7 @@ func (s *Store) Next(ctx context.Context, table *outbox.Table, r *Replay) (Page,
 
 // Save writes how far a replay is, and its state, in a transaction of the leadership. It returns ErrOver if
 // a person has cancelled it; what was sent until then is written all the same.
-func (s *Store) Save(ctx context.Context, fence *debt.Fence, r *Replay) error {
+func (s *Store) Save(ctx context.Context, fence *store.Fence, r *Replay) error {
 	named, err := encode(r.Named)
 	if err != nil {
 		return err

@@ -10,6 +10,7 @@ import (
 	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/replay"
+	"github.com/backendstart/walpost/internal/store"
 	"github.com/backendstart/walpost/internal/testdb"
 )
 
@@ -105,13 +106,13 @@ func TestAsk_refusesWhatCannotBeMeant(t *testing.T) {
 
 func TestSave_isPartOfTheLeadershipAndLearnsOfACancel(t *testing.T) {
 	db := testdb.New(t)
-	store := storeOn(t, db)
+	replays := storeOn(t, db)
 	db.Exec(`INSERT INTO outbox (event_id, event_type, payload) VALUES ('e1', 'a', '{}')`)
-	fence := debt.NewFence("s")
-	if err := fence.Lead(t.Context(), db.Pool, "first"); err != nil {
+	fence := store.NewFence("s")
+	if err := fence.Lead(t.Context(), db.Pool, "first", 0, false); err != nil {
 		t.Fatal(err)
 	}
-	asked, err := store.Ask(t.Context(), replay.Request{Subscriber: "sub", Source: "lessons", Until: time.Now().Add(time.Hour), Again: true, Rate: 7}, 1, "ada", "why")
+	asked, err := replays.Ask(t.Context(), replay.Request{Subscriber: "sub", Source: "lessons", Until: time.Now().Add(time.Hour), Again: true, Rate: 7}, 1, "ada", "why")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,10 +120,10 @@ func TestSave_isPartOfTheLeadershipAndLearnsOfACancel(t *testing.T) {
 	text := "1"
 	asked.State, asked.Delivered, asked.AtSource, asked.At = replay.Running, 1, table, outbox.Place{&text}
 	asked.Name("row:1", "its id is empty")
-	if err := store.Save(t.Context(), fence, &asked); err != nil {
+	if err := replays.Save(t.Context(), fence, &asked); err != nil {
 		t.Fatal(err)
 	}
-	open, err := store.Open(t.Context())
+	open, err := replays.Open(t.Context())
 	if err != nil || len(open) != 1 {
 		t.Fatalf("open are %+v, %v", open, err)
 	}
@@ -130,23 +131,23 @@ func TestSave_isPartOfTheLeadershipAndLearnsOfACancel(t *testing.T) {
 		*got.At[0] != "1" || got.AtSource != table || got.Last("lessons") == nil || got.Last("facts") != nil {
 		t.Errorf("got %+v, want %+v", got, asked)
 	}
-	if err := debt.NewFence("s").Lead(t.Context(), db.Pool, "second"); err != nil {
+	if err := store.NewFence("s").Lead(t.Context(), db.Pool, "second", 0, false); err != nil {
 		t.Fatal(err)
 	}
-	if err := store.Save(t.Context(), fence, &asked); !errors.Is(err, debt.ErrFenced) {
+	if err := replays.Save(t.Context(), fence, &asked); !errors.Is(err, store.ErrFenced) {
 		t.Errorf("saved under an old leadership: %v", err)
 	}
-	if err := fence.Lead(t.Context(), db.Pool, "first"); err != nil {
+	if err := fence.Lead(t.Context(), db.Pool, "first", 0, false); err != nil {
 		t.Fatal(err)
 	}
-	if err := store.CancelAll(t.Context(), "sub"); err != nil {
+	if err := replays.CancelAll(t.Context(), "sub"); err != nil {
 		t.Fatal(err)
 	}
 	asked.Delivered = 5
-	if err := store.Save(t.Context(), fence, &asked); !errors.Is(err, replay.ErrOver) {
+	if err := replays.Save(t.Context(), fence, &asked); !errors.Is(err, replay.ErrOver) {
 		t.Errorf("saved a cancelled one: %v, want ErrOver", err)
 	}
-	if got, err := store.Get(t.Context(), asked.ID); err != nil || got.State != replay.Cancelled || got.Delivered != 5 {
+	if got, err := replays.Get(t.Context(), asked.ID); err != nil || got.State != replay.Cancelled || got.Delivered != 5 {
 		t.Errorf("got %+v, %v; want it cancelled with what was sent", got, err)
 	}
 }

@@ -68,7 +68,7 @@ func record(ctx context.Context, tx pgx.Tx, slot, subscriber string, deliveries 
 	}
 	// All in one round trip. The leadership comes first: what waits for it holds nothing yet.
 	batch := &pgx.Batch{}
-	holdTerm(batch, slot, deliveries[0].Term)
+	holdTerm(batch, tx.Conn(), slot, deliveries[0].Term)
 	if replayed {
 		// Locked in the order in which they are recorded.
 		batch.Queue(`

@@ -126,7 +126,7 @@ func logHandled(ctx context.Context, log *slog.Logger, message string, lessons [
 func execute(ctx context.Context, pool *pgxpool.Pool, slot string, term int64, sql string, args ...any) error {
 	return postgres.InTx(ctx, pool, func(tx pgx.Tx) error {
 		batch := &pgx.Batch{}
-		holdTerm(batch, slot, term)
+		holdTerm(batch, tx.Conn(), slot, term)
 		batch.Queue(sql, args...)
 		return tx.SendBatch(ctx, batch).Close()
 	})

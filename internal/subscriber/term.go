@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/backendstart/walpost/internal/store"
 )
 
 // ErrOldTerm means that deliveries were given out under a leadership that is over: their effect was rolled
@@ -18,17 +20,13 @@ var ErrOldTerm = errors.New("another relay has led the slot since this was given
 //
 // All deliveries of a call have one term. Term 0 is no leadership, as in a test that calls a subscriber
 // itself: then nothing is queued.
-func holdTerm(batch *pgx.Batch, slot string, term int64) {
+func holdTerm(batch *pgx.Batch, conn *pgx.Conn, slot string, term int64) {
 	if term == 0 {
 		return
 	}
-	// What waited for another transaction reads the row as that one left it.
-	// (PostgreSQL manual, "Read Committed Isolation Level")
-	batch.Queue(`SELECT term FROM walpost.leader WHERE slot = $1 FOR SHARE`, slot).QueryRow(func(row pgx.Row) error {
-		var now int64
-		err := row.Scan(&now)
+	store.QueueHold(batch, conn, slot, func(now int64, err error) error {
 		switch {
-		case errors.Is(err, pgx.ErrNoRows):
+		case err == nil && now == 0:
 			return fmt.Errorf("nobody leads slot %q in the database of this subscriber: is it the slot and database of the relay?", slot)
 		case err == nil && now != term:
 			return fmt.Errorf("%w: slot %q, then term %d, now %d", ErrOldTerm, slot, term, now)

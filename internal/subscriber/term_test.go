@@ -20,7 +20,7 @@ func under(term int64, d subscriber.Delivery) subscriber.Delivery {
 
 func TestSubscribers_haveNoEffectUnderALeadershipThatIsOver(t *testing.T) {
 	db := testdb.New(t)
-	db.Exec(`INSERT INTO walpost.leader (slot, holder, term) VALUES ('s', 'next', 8)`)
+	db.Exec(`INSERT INTO walpost.fence (slot, n, term) SELECT 's', n, 8 FROM generate_series(0, 127) n`)
 	log := slog.New(slog.DiscardHandler)
 	for table, sub := range map[string]subscriber.Subscriber{
 		"user_achievements": subscriber.NewAchievements(db.Pool, "s", log),
@@ -49,7 +49,7 @@ func TestSubscribers_haveNoEffectUnderALeadershipThatIsOver(t *testing.T) {
 // An effect that is under way holds the leadership: the next leader gives nothing out before it has ended.
 func TestOnce_isOverBeforeTheNextLeadershipBegins(t *testing.T) {
 	db := testdb.New(t)
-	db.Exec(`INSERT INTO walpost.leader (slot, holder, term) VALUES ('s', 'first', 1)`)
+	db.Exec(`INSERT INTO walpost.fence (slot, n, term) SELECT 's', n, 1 FROM generate_series(0, 127) n`)
 	db.Exec(`CREATE TABLE effects (id text)`)
 	write := func(ctx context.Context, tx pgx.Tx, fresh []subscriber.Delivery) error {
 		_, err := tx.Exec(ctx, `INSERT INTO public.effects VALUES ($1)`, fresh[0].ID)
@@ -60,7 +60,7 @@ func TestOnce_isOverBeforeTheNextLeadershipBegins(t *testing.T) {
 		func(ctx context.Context, tx pgx.Tx, fresh []subscriber.Delivery) error {
 			took = make(chan int64, 1)
 			go func() { // what Fence.Lead does, and what the new leader sees when it may begin
-				db.Exec(`UPDATE walpost.leader SET term = 2 WHERE slot = 's'`)
+				db.Exec(`UPDATE walpost.fence SET term = 2 WHERE slot = 's'`)
 				took <- db.Int(`SELECT count(*) FROM effects`)
 			}()
 			for waits := int64(0); waits == 0; {

@@ -16,7 +16,7 @@ func TestNew_givesEachTestAMigratedDatabaseOfItsOwn(t *testing.T) {
 	if a.Name == b.Name {
 		t.Fatalf("two databases are called %s", a.Name)
 	}
-	for _, table := range []string{"outbox", "lesson_progress", "user_achievements", "analytics_events", "notifications",
+	for _, table := range []string{"outbox", "lesson_progress", "learners", "user_achievements", "analytics_events", "notifications",
 		"recommendations", "walpost.owed", "walpost.slots"} {
 		if got := a.Int("SELECT count(*) FROM " + table); got != 0 {
 			t.Errorf("%s has %d rows, want none", table, got)

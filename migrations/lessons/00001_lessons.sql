@@ -25,6 +25,11 @@ CREATE TABLE public.lesson_progress (
     PRIMARY KEY (user_id, lesson_id)
 );
 
+-- A row for each user who has completed a lesson. Its lock lets the completions of one user pass one after the other.
+CREATE TABLE public.learners (
+    user_id BIGINT PRIMARY KEY
+);
+
 CREATE TABLE public.user_achievements (
     user_id          BIGINT       NOT NULL,
     achievement_slug VARCHAR(160) NOT NULL,
@@ -60,4 +65,4 @@ CREATE TABLE public.recommendations (
 
 -- +goose Down
 DROP TABLE public.recommendations, public.notifications, public.analytics_events,
-    public.user_achievements, public.lesson_progress, public.outbox;
+    public.user_achievements, public.lesson_progress, public.learners, public.outbox;

@@ -107,10 +107,34 @@ CREATE TABLE walpost.inbox (
 );
 CREATE INDEX inbox_by_age ON walpost.inbox (done_at);
 
+-- Who leads a slot, or led it last, and the keys of the advisory locks by which its sessions show that they live. Any
+-- role can take any advisory lock, so who has one counts only if its role is the recorded one. Election is an UPDATE of
+-- this row under the condition that no other was faster.
 CREATE TABLE walpost.leader (
-    slot   TEXT   PRIMARY KEY,
-    holder TEXT   NOT NULL,
-    term   BIGINT NOT NULL
+    slot        TEXT     PRIMARY KEY,
+    holder      TEXT     NOT NULL,
+    term        BIGINT   NOT NULL CHECK (term >= 0 AND term < 9007199254740992),  -- 2^53: a double holds it
+    key         BIGINT,                                -- of the leader's session; NULL without a lease
+    role        TEXT,
+    reader_key  BIGINT,                                -- of the session that makes or reads the slot
+    reader_role TEXT,
+    former_keys BIGINT[] NOT NULL DEFAULT '{}'         -- of before: who takes one of them is named
+);
+
+-- A row for each connection that writes under a leadership. It locks its own FOR SHARE to the end of its transaction,
+-- the next leader updates them all: so that one waits for the other, and no two sessions share the lock of a row.
+CREATE TABLE walpost.fence (
+    slot TEXT   NOT NULL,
+    n    INT    NOT NULL,
+    term BIGINT NOT NULL,
+    PRIMARY KEY (slot, n)
+);
+
+-- Whose transaction locks a row here is the only one that does what the row says.
+CREATE TABLE walpost.turns (
+    slot TEXT NOT NULL,
+    what TEXT NOT NULL,
+    PRIMARY KEY (slot, what)
 );
 
 CREATE TABLE walpost.audit (
@@ -125,4 +149,4 @@ CREATE TABLE walpost.audit (
 CREATE INDEX audit_by_slot ON walpost.audit (slot, id);
 
 -- +goose Down
-DROP TABLE walpost.slots, walpost.subscribers, walpost.owed, walpost.inbox, walpost.leader, walpost.audit;
+DROP TABLE walpost.slots, walpost.subscribers, walpost.owed, walpost.inbox, walpost.leader, walpost.fence, walpost.turns, walpost.audit;

@@ -1,4 +1,4 @@
-package debt
+package store
 
 import (
 	"context"
@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -26,6 +27,11 @@ var ErrChanged = errors.New("the database is not the one that the relay has led"
 // process left behind on the server cannot come after what its successor has read. Nor can anything that
 // was learned on one server be written to another one to which the connections lead after a failover, or
 // to a database that was restored from a backup.
+//
+// A transaction holds it by a share lock on a row of walpost.fence, which the next leader updates. Each connection has
+// a row of its own: where two transactions share the lock of one row, Postgres makes a multixact for nearly every
+// transaction, which is 170 million a day at 2,000 events a second.
+// (PostgreSQL manual, "Multixacts and Wraparound")
 //
 // It is safe for concurrent use.
 type Fence struct {
@@ -53,16 +59,51 @@ func (f *Fence) Term() int64 {
 const whereSQL = `(SELECT system_identifier::text FROM pg_catalog.pg_control_system()) || '/' ||
 	pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 8)`
 
-// Lead begins a leadership. The caller must have the lock of the slot (wal.Conn.Lock): nobody else is making,
-// repairing or reading it. It waits for the transactions that hold the last leadership.
-func (f *Fence) Lead(ctx context.Context, pool *pgxpool.Pool, holder string) error {
+// fenceRows is how many rows of walpost.fence a slot has. With more connections some share a row, which costs a
+// multixact now and then and nothing else.
+const fenceRows = 128
+
+// connections counts the connections of this process that have written under a leadership.
+var connections atomic.Int64
+
+// fenceRow is the row that a connection locks.
+func fenceRow(conn *pgx.Conn) int {
+	const name = "walpost.fence"
+	data := conn.PgConn().CustomData()
+	n, ok := data[name].(int)
+	if !ok {
+		n = int(connections.Add(1) % fenceRows)
+		data[name] = n
+	}
+	return n
+}
+
+// Lead begins a leadership of holder, whose session with the key reader was claimed as the one that makes and reads
+// the slot (ClaimReader): nobody else does. With a lease, holder must have been elected; without, it takes the lead. It
+// waits for the transactions that hold the last leadership. If another relay has taken over meanwhile it returns
+// ErrOvertaken.
+func (f *Fence) Lead(ctx context.Context, pool *pgxpool.Pool, holder string, reader Key, elected bool) error {
 	var term int64
 	var where, known string
 	err := postgres.InTx(ctx, pool, func(tx pgx.Tx) error {
-		err := tx.QueryRow(ctx, `
-			INSERT INTO walpost.leader AS l (slot, holder, term) VALUES ($1, $2, 1)
-			ON CONFLICT (slot) DO UPDATE SET holder = excluded.holder, term = l.term + 1
-			RETURNING term`, f.slot, holder).Scan(&term)
+		_, err := tx.Exec(ctx, `INSERT INTO walpost.leader (slot, holder, term) VALUES ($1, '', 0) ON CONFLICT DO NOTHING`, f.slot)
+		if err != nil {
+			return err
+		}
+		err = tx.QueryRow(ctx, `
+			UPDATE walpost.leader l SET holder = $2, term = `+nextTerm+`,
+			    key = CASE WHEN $4 THEN l.key END, role = CASE WHEN $4 THEN l.role END
+			WHERE l.slot = $1 AND coalesce(l.reader_key, 0) = $3 AND (l.holder = $2 OR NOT $4)
+			RETURNING l.term`, f.slot, holder, reader, elected).Scan(&term)
+		if errors.Is(err, pgx.ErrNoRows) {
+			return ErrOvertaken
+		}
+		if err != nil {
+			return err
+		}
+		_, err = tx.Exec(ctx, `
+			INSERT INTO walpost.fence (slot, n, term) SELECT $1, n, $2 FROM pg_catalog.generate_series(0, $3 - 1) n
+			ON CONFLICT (slot, n) DO UPDATE SET term = excluded.term`, f.slot, term, fenceRows)
 		if err != nil {
 			return err
 		}
@@ -102,17 +143,31 @@ func (f *Fence) Restart(confirmed event.LSN) {
 // Check returns ErrFenced if somebody else has led since Lead, and ErrChanged if this is another database.
 // It writes nothing.
 func (f *Fence) Check(ctx context.Context, pool *pgxpool.Pool) error {
-	return f.check(ctx, pool, `SELECT term, %s FROM walpost.leader WHERE slot = $1`)
+	return f.check(ctx, pool, `SELECT term, %s FROM walpost.leader WHERE slot = $1`, f.slot)
 }
 
 // Hold makes the transaction part of the leadership, or returns ErrFenced or ErrChanged.
 func (f *Fence) Hold(ctx context.Context, tx pgx.Tx) error {
-	return f.check(ctx, tx, `SELECT term, %s FROM walpost.leader WHERE slot = $1 FOR SHARE`)
+	return f.check(ctx, tx, `SELECT term, %s FROM walpost.fence WHERE slot = $1 AND n = $3 FOR SHARE`, f.slot, fenceRow(tx.Conn()))
 }
 
-func (f *Fence) check(ctx context.Context, db interface {
-	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
-}, sql string) error {
+// QueueHold queues what makes a transaction of conn part of the leadership with a term, in a batch: result gets the
+// term that is now, or an error. A database without a leadership has term 0.
+func QueueHold(batch *pgx.Batch, conn *pgx.Conn, slot string, result func(term int64, err error) error) {
+	// What waited for another transaction reads the row as that one left it.
+	// (PostgreSQL manual, "Read Committed Isolation Level")
+	const sql = `SELECT term FROM walpost.fence WHERE slot = $1 AND n = $2 FOR SHARE`
+	batch.Queue(sql, slot, fenceRow(conn)).QueryRow(func(row pgx.Row) error {
+		var term int64
+		err := row.Scan(&term)
+		if errors.Is(err, pgx.ErrNoRows) {
+			term, err = 0, nil
+		}
+		return result(term, err)
+	})
+}
+
+func (f *Fence) check(ctx context.Context, db Querier, sql, slot string, row ...any) error {
 	f.mu.Lock()
 	ours := Fence{term: f.term, where: f.where, known: f.known}
 	f.mu.Unlock()
@@ -120,7 +175,8 @@ func (f *Fence) check(ctx context.Context, db interface {
 	var where string
 	var behind bool
 	facts := whereSQL + `, coalesce((SELECT confirmed FROM walpost.slots WHERE slot = $1), '0/0') < $2::text::pg_lsn`
-	err := db.QueryRow(ctx, strings.Replace(sql, "%s", facts, 1), f.slot, ours.known.String()).Scan(&term, &where, &behind)
+	args := append([]any{slot, ours.known.String()}, row...)
+	err := db.QueryRow(ctx, strings.Replace(sql, "%s", facts, 1), args...).Scan(&term, &where, &behind)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return fmt.Errorf("%w: nobody leads slot %q there", ErrChanged, f.slot)
