@@ -83,6 +83,11 @@ func (s *Store) Dead(ctx context.Context, subscriber string, letter lane.Owed) e
 	return s.inTx(ctx, func(tx pgx.Tx) error { return s.recordDead(ctx, tx, subscriber, letter) })
 }
 
+// RecordDead is Dead within the caller's transaction, which must be one of postgres.InTx.
+func (s *Store) RecordDead(ctx context.Context, tx pgx.Tx, subscriber string, letter lane.Owed) error {
+	return s.recordDead(ctx, tx, subscriber, letter)
+}
+
 func (s *Store) recordDead(ctx context.Context, tx pgx.Tx, subscriber string, letter lane.Owed) error {
 	var row columns
 	row.add(&letter)

@@ -71,20 +71,34 @@ func (t *Table) byID(ctx context.Context, tx pgx.Tx, query func(tx pgx.Tx, where
 	return err
 }
 
-// read calls fn with the event of each row, named t, for which the condition holds.
+// read calls fn with the event of each row, named t, for which the condition holds. A row with a value that the
+// server cannot send is an invalid event that says so.
 func (t *Table) read(ctx context.Context, tx pgx.Tx, where, order string, args []any, fn func(*event.Event)) error {
 	sql := "SELECT " + strings.Join(t.used(), ", ") + " FROM " + t.sql() + " t WHERE " + where + order
-	// The simple protocol, for the reason that Unpublished has.
-	rows, err := tx.Query(ctx, sql, append([]any{pgx.QueryExecModeSimpleProtocol}, args...)...)
+	var events []*event.Event
+	err := pgx.BeginFunc(ctx, tx, func(savepoint pgx.Tx) error {
+		// The simple protocol, for the reason that Unpublished has.
+		rows, err := savepoint.Query(ctx, sql, append([]any{pgx.QueryExecModeSimpleProtocol}, args...)...)
+		if err != nil {
+			return err
+		}
+		defer rows.Close()
+		for rows.Next() {
+			events = append(events, t.layout.Event(rows.RawValues()))
+		}
+		return rows.Err()
+	})
+	if Unreadable(err) {
+		return t.readRowByRow(ctx, tx, where, order, "NULL", args, func(row found) error {
+			fn(row.event)
+			return nil
+		})
+	}
 	if err != nil {
 		return fmt.Errorf("read rows of %s: %w", t.Source.relation(), err)
 	}
-	defer rows.Close()
-	for rows.Next() {
-		fn(t.layout.Event(rows.RawValues()))
-	}
-	if err := rows.Err(); err != nil {
-		return fmt.Errorf("read rows of %s: %w", t.Source.relation(), err)
+	for _, e := range events {
+		fn(e)
 	}
 	return nil
 }

@@ -33,6 +33,7 @@ type Table struct {
 	notNull  bool          // Published cannot be NULL
 	at       string        // the time beside a boolean Published, "" if there is none
 	attempts bool          // there is an integer column attempts
+	rowByRow bool          // see RowByRow
 	warnings []string
 }
 

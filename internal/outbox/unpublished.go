@@ -3,9 +3,7 @@ package outbox
 import (
 	"context"
 	"fmt"
-	"strconv"
 	"strings"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -41,6 +39,14 @@ func (t *Table) readAll(ctx context.Context, tx pgx.Tx, condition string, fn fun
 	if err := tx.QueryRow(ctx, `SELECT current_setting('track_commit_timestamp')::bool`).Scan(&tracked); err != nil {
 		return fmt.Errorf("read rows of %s: %w", t.Source.relation(), err)
 	}
+	if t.rowByRow {
+		return t.readRowByRow(ctx, tx, condition, " ORDER BY "+t.orderSQL(tracked), t.committedSQL(tracked), nil, func(row found) error {
+			if err := setCommitted(row.event, row.committed); err != nil {
+				return fmt.Errorf("read rows of %s: %w", t.Source.relation(), err)
+			}
+			return fn(row.event)
+		})
+	}
 	// The simple protocol answers in text made by the types' output functions, as the stream is. A cast
 	// to text would not do: bool, char(n) and inet have casts that write something else.
 	rows, err := tx.Query(ctx, t.readSQL(condition, tracked), pgx.QueryExecModeSimpleProtocol)
@@ -50,14 +56,9 @@ func (t *Table) readAll(ctx context.Context, tx pgx.Tx, condition string, fn fun
 	defer rows.Close()
 	for rows.Next() {
 		values := rows.RawValues()
-		committed := values[len(t.Columns)]
 		e := t.layout.Event(values[:len(t.Columns)])
-		if committed != nil {
-			µs, err := strconv.ParseInt(string(committed), 10, 64)
-			if err != nil {
-				return fmt.Errorf("read rows of %s: commit time: %w", t.Source.relation(), err)
-			}
-			e.CommittedAt = time.UnixMicro(µs).UTC()
+		if err := setCommitted(e, values[len(t.Columns)]); err != nil {
+			return fmt.Errorf("read rows of %s: %w", t.Source.relation(), err)
 		}
 		if err := fn(e); err != nil {
 			return err
@@ -78,12 +79,15 @@ const (
 )
 
 func (t *Table) readSQL(condition string, tracked bool) string {
-	committed := "NULL"
-	if tracked {
-		committed = committedAt
-	}
-	return "SELECT " + strings.Join(t.used(), ", ") + ", " + committed +
+	return "SELECT " + strings.Join(t.used(), ", ") + ", " + t.committedSQL(tracked) +
 		" FROM " + t.sql() + " t WHERE " + condition + " ORDER BY " + t.orderSQL(tracked)
+}
+
+func (t *Table) committedSQL(tracked bool) string {
+	if tracked {
+		return committedAt
+	}
+	return "NULL"
 }
 
 // In which order a transaction wrote its rows, named t, as long as they stand as it made them: by command, and

@@ -25,7 +25,7 @@ type movement struct {
 func (r *Relay) setState(state State, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.state, r.problem = state, ""
+	r.state, r.problem, r.stuckAt = state, "", 0
 	if err != nil {
 		r.problem = err.Error()
 	}
@@ -47,6 +47,7 @@ func (r *Relay) whileStopping(err error) error {
 // Health tells whether the relay moves, and if not, who holds it.
 func (r *Relay) Health() Health {
 	r.mu.Lock()
+	r.leaveStuckLocked()
 	state, problem, found, tracker, recorder := r.state, r.problem, []string{r.trouble, r.held}, r.tracker, r.recorder
 	r.mu.Unlock()
 	h := Health{State: state, Ready: state == Streaming || state == Waiting}
@@ -128,6 +129,7 @@ func (r *Relay) standsStill(tracker *ack.Tracker) (time.Duration, int) {
 // Progress is a snapshot of where the relay stands.
 func (r *Relay) Progress() Progress {
 	r.mu.Lock()
+	r.leaveStuckLocked()
 	p := Progress{Slot: r.Slot, Holder: r.holder(), Term: r.fence.Term(), State: r.state, Received: r.wal.Received()}
 	tracker := r.tracker
 	r.mu.Unlock()

@@ -58,6 +58,13 @@ func (r *Relay) registerMetrics() {
 		}
 		return 0
 	}), prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "walpost_stuck", Help: "1 while the server ends the stream with the same error at the same place, again and again.",
+	}, func() float64 {
+		if r.isStuck() {
+			return 1
+		}
+		return 0
+	}), prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "walpost_term", Help: "Number of the last leadership of this relay, 0 before the first.",
 	}, func() float64 { return float64(r.fence.Term()) }))
 	for i, sub := range r.Subscriptions {

@@ -114,6 +114,7 @@ type Relay struct {
 	mu       sync.Mutex
 	state    State            // guarded by mu
 	problem  string           // why it does not stream; guarded by mu
+	stuckAt  event.LSN        // where the stream is stuck, 0 while it is not; guarded by mu
 	trouble  string           // what watch has found of the publication; guarded by mu
 	held     string           // and that the server holds the stream back; guarded by mu
 	lanes    []*lane.Lane     // guarded by mu
@@ -351,9 +352,12 @@ func (p *parts) start(ctx, hard context.Context, r *Relay, watch func(context.Co
 // stream reads the slot, and again after every loss of the connection, until ctx ends or a person must
 // act. At the end of hard it waits for nothing more.
 func (r *Relay) stream(ctx, hard context.Context, s *session, p *parts) error {
+	var before serverError
 	for short := 0; ; {
-		begun := time.Now()
-		r.setState(Streaming, nil)
+		begun, from := time.Now(), p.tracker.Received()
+		if !r.isStuck() {
+			r.setState(Streaming, nil)
+		}
 		r.Log.Info("streaming", "slot", r.Slot, "publication", r.Publication, "confirmed", s.confirmed)
 		err := s.conn.Stream(ctx, wal.StreamOptions{
 			Slot: r.Slot, Publication: r.Publication, Confirmed: s.confirmed,
@@ -370,10 +374,16 @@ func (r *Relay) stream(ctx, hard context.Context, s *session, p *parts) error {
 		if final(err) != nil {
 			return r.mended(ctx, err)
 		}
-		if short++; time.Since(begun) > steady {
+		if short++; time.Since(begun) > steady || p.tracker.Received() != from { // it has delivered
 			short = 0
 		}
-		r.setState(Reconnecting, err)
+		said := serverErrorOf(err, r.wal.Received())
+		if said != (serverError{}) && said == before {
+			r.setStuck(said)
+		} else {
+			r.setState(Reconnecting, err)
+		}
+		before = said
 		wait := reconnect.Wait(short)
 		r.Log.Warn("the stream broke, will open it again", "wait", wait, "err", err)
 		pause(ctx, wait)

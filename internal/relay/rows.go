@@ -43,11 +43,29 @@ func (r *Relay) recordRows(ctx context.Context, tx pgx.Tx, s *session, o recordi
 	if err != nil {
 		return 0, err
 	}
+	var rows int64
+	attempt := func(rowByRow bool) error {
+		return pgx.BeginFunc(ctx, tx, func(savepoint pgx.Tx) (err error) {
+			rows, err = r.recordRowsOnce(ctx, savepoint, s, o, rowByRow)
+			return err
+		})
+	}
+	if err = attempt(false); outbox.Unreadable(err) {
+		r.Log.Warn("the server cannot send a value of a row; rows are read one by one, and what cannot be read becomes a dead letter", "err", err)
+		err = attempt(true)
+	}
+	return rows, err
+}
+
+func (r *Relay) recordRowsOnce(ctx context.Context, tx pgx.Tx, s *session, o recording, rowByRow bool) (int64, error) {
 	begun := time.Now()
 	position := event.Position{Epoch: s.epoch, Commit: o.from - 1}
 	debts := newWaitingRows(r, tx, o.meant)
-	err = postgres.InSnapshot(ctx, r.Pool, o.snapshot, func(reading pgx.Tx) error {
+	err := postgres.InSnapshot(ctx, r.Pool, o.snapshot, func(reading pgx.Tx) error {
 		for _, table := range s.tables {
+			if rowByRow {
+				table = table.RowByRow()
+			}
 			read := table.Unpublished
 			switch {
 			case o.retained, o.repair && !table.Marks() && table.Source.RepairAll:
@@ -98,9 +116,19 @@ func newWaitingRows(r *Relay, tx pgx.Tx, meant func(subscriber int) bool) *waiti
 func (w *waitingRows) add(ctx context.Context, ev *event.Event) error {
 	wanted := false
 	for i, sub := range w.relay.Subscriptions {
-		if w.meant(i) && sub.wants(ev.Source, ev.Type) {
+		if !w.meant(i) || !sub.wants(ev.Source, ev.Type) {
+			continue
+		}
+		wanted = true
+		if ev.Invalid == "" || ev.Payload != nil {
 			w.owed[i] = append(w.owed[i], lane.Owed{Event: ev})
-			wanted = true
+			continue
+		}
+		// There is no body that could wait: whoever tries to read the row meets the same.
+		now := time.Now()
+		letter := lane.Owed{Event: ev, Err: ev.Invalid, FirstFailure: now, LastFailure: now}
+		if err := w.relay.owed.RecordDead(ctx, w.tx, sub.Subscriber.Name(), letter); err != nil {
+			return err
 		}
 	}
 	if !wanted && w.table.Marks() && ev.Row != "" {

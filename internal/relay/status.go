@@ -16,6 +16,7 @@ const (
 	Reconnecting State = "reconnecting" // lost Postgres, comes back by itself
 	Waiting      State = "waiting"      // another session holds the slot; takes over when it is free
 	Repairing    State = "repairing"    // the slot or the database has changed; reads everything anew
+	Stuck        State = "stuck"        // the server ends the stream with the same error at the same place, again and again
 	Stopping     State = "stopping"     // draining
 	Stopped      State = "stopped"      // ended; Problem says why if it was no clean stop
 )
