@@ -23,6 +23,8 @@ type Room struct {
 	Log    *slog.Logger
 	Mail   config.Mail
 	Config config.Subscriber
+	// SeveralSources tells that the subscriber gets events of more than one source.
+	SeveralSources bool
 }
 
 // Subscribers returns the built-in kinds. A new subscriber is a line here and a file of its own.
@@ -38,7 +40,11 @@ func Subscribers() Kinds {
 		"recommendations": func(r Room) (subscriber.Subscriber, error) {
 			return subscriber.NewRecommendations(r.Pool, r.Slot, r.Log), nil
 		},
-		"webhook": func(r Room) (subscriber.Subscriber, error) { return webhook.New(webhookOptions(r.Config)) },
+		"webhook": func(r Room) (subscriber.Subscriber, error) {
+			o := webhookOptions(r.Config)
+			o.SeveralSources = r.SeveralSources
+			return webhook.New(o)
+		},
 	}
 }
 
@@ -87,6 +93,7 @@ func (k Kinds) build(flow config.Flow, room Room) ([]subscriber.Subscriber, erro
 	for _, options := range flow.Subscribers {
 		r := room
 		r.Config, r.Log = options, room.Log.With("subscriber", options.Name)
+		r.SeveralSources = len(options.Sources) > 1 || len(options.Sources) == 0 && len(flow.Sources) > 1
 		sub, err := k[options.Kind](r)
 		switch {
 		case err != nil:

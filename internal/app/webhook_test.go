@@ -228,3 +228,26 @@ func TestMain_tellsAllMistakesOfSubscribersAtOnce(t *testing.T) {
 		}
 	}
 }
+
+// S-35: a receiver that dedupes as the page for receivers says.
+func TestProgram_givesEventsOfTwoSourcesTwoIDs(t *testing.T) {
+	db := testdb.New(t)
+	db.Exec(`CREATE TABLE bills (id bigserial PRIMARY KEY, type text, payload json, published_at timestamptz); CREATE TABLE games (LIKE bills INCLUDING ALL)`)
+	both := newHook(t, func(int, string) int { return http.StatusOK })
+	one := newHook(t, func(int, string) int { return http.StatusOK })
+	relay := start(t, nil, map[string]string{"WALPOST_DATABASE_URL": db.DSN, "WALPOST_SLOT": db.Name}, "relay", "--config="+configFile(t, `
+sources: [{name: bills, table: public.bills}, {name: games, table: public.games}]
+subscribers:
+  - {name: both, kind: webhook, url: '`+both.URL+`', allow_private: true}
+  - {name: one, kind: webhook, url: '`+one.URL+`', allow_private: true, sources: [games]}
+`), "--ops-listen=127.0.0.1:0", "--log-format=json")
+	waitFor(t, "the relay to stream", func() bool { return strings.Contains(relay.stderr.String(), `"msg":"streaming"`) })
+	db.Exec(`INSERT INTO bills VALUES (1, 't', '{}'); INSERT INTO games VALUES (1, 't', '{}')`)
+	waitFor(t, "all deliveries", func() bool { return len(both.taken()) == 2 && len(one.taken()) == 1 })
+	if got, want := slices.Sorted(slices.Values(both.taken())), []string{"bills:1", "games:1"}; !slices.Equal(got, want) {
+		t.Errorf("the receiver of both got ids %q, want %q", got, want)
+	}
+	if got, want := one.taken(), []string{"1"}; !slices.Equal(got, want) {
+		t.Errorf("the receiver of one got ids %q, want %q", got, want)
+	}
+}

@@ -16,17 +16,22 @@ func (b *Batching) Handle(ctx context.Context, d subscriber.Delivery) error {
 func (b *Batching) HandleBatch(ctx context.Context, deliveries []subscriber.Delivery) error {
 	size := 2
 	last := deliveries[0] // the one with the most attempts speaks for all
+	oneSource := true
 	for _, d := range deliveries {
 		size += len(d.Payload) + 512
+		oneSource = oneSource && d.Source == last.Source
 		if d.Attempt > last.Attempt {
 			last = d
 		}
 	}
 	header := b.attemptHeader(last)
-	appendOne := appendElement
+	if oneSource { // else each element says its own
+		header.set("Walpost-Source", encode(last.Source))
+	}
+	appendOne := b.appendElement
 	if b.format == CloudEventsStructured {
 		header.Header["Content-Type"] = batchType
-		appendOne = appendCloudEvent
+		appendOne = b.appendCloudEvent
 	}
 	body := append(make([]byte, 0, size), '[')
 	for i, d := range deliveries {
@@ -35,5 +40,5 @@ func (b *Batching) HandleBatch(ctx context.Context, deliveries []subscriber.Deli
 		}
 		body = appendOne(body, d)
 	}
-	return b.post(ctx, batchID(deliveries), header, append(body, ']'))
+	return b.post(ctx, b.batchID(deliveries), header, append(body, ']'))
 }

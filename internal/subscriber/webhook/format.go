@@ -12,6 +12,15 @@ import (
 	"github.com/backendstart/walpost/internal/subscriber"
 )
 
+// id is what a receiver dedupes on. Ids are unique within a source, so where events of several sources come to
+// one receiver the source is part of it; the names of sources contain no colon.
+func (w *Webhook) id(e *event.Event) string {
+	if w.severalSources {
+		return e.Source + ":" + e.ID
+	}
+	return e.ID
+}
+
 // Media types of the CloudEvents formats (CloudEvents JSON format 1.0, sections 3 and 4).
 var (
 	structuredType = []string{"application/cloudevents+json; charset=utf-8"}
@@ -20,10 +29,10 @@ var (
 
 // attributes are the CloudEvents attributes of an event in a fixed order, those without a value left out.
 // All of them are the same at each attempt. partitionkey and sequence are documented extensions.
-func attributes(e *event.Event) [][2]string {
+func (w *Webhook) attributes(e *event.Event) [][2]string {
 	all := [][2]string{
 		{"specversion", "1.0"},
-		{"id", e.ID},
+		{"id", w.id(e)},
 		{"source", "/walpost/" + e.Source},
 		{"type", e.Type},
 		{"subject", e.AggregateID},
@@ -43,8 +52,8 @@ func attributes(e *event.Event) [][2]string {
 }
 
 // cloudHeader adds the attributes to the headers (CloudEvents HTTP binding, section 3.1).
-func cloudHeader(header http.Header, d subscriber.Delivery) {
-	for _, attribute := range attributes(d.Event) {
+func (w *Webhook) cloudHeader(header http.Header, d subscriber.Delivery) {
+	for _, attribute := range w.attributes(d.Event) {
 		name, value := attribute[0], encode(attribute[1])
 		if name == "partitionkey" {
 			value = encodeKey(attribute[1])
@@ -57,9 +66,9 @@ func cloudHeader(header http.Header, d subscriber.Delivery) {
 
 // appendCloudEvent appends the event as a JSON object whose data is the payload, byte for byte. A payload
 // that is no JSON is a string there.
-func appendCloudEvent(to []byte, d subscriber.Delivery) []byte {
+func (w *Webhook) appendCloudEvent(to []byte, d subscriber.Delivery) []byte {
 	to = append(to, '{')
-	for _, attribute := range attributes(d.Event) {
+	for _, attribute := range w.attributes(d.Event) {
 		to = appendField(to, attribute[0], attribute[1])
 	}
 	switch {
@@ -76,9 +85,10 @@ func appendCloudEvent(to []byte, d subscriber.Delivery) []byte {
 }
 
 // appendElement appends an event of an array in the format Payload. Nothing in it depends on the attempt.
-func appendElement(to []byte, d subscriber.Delivery) []byte {
+func (w *Webhook) appendElement(to []byte, d subscriber.Delivery) []byte {
 	to = append(to, '{')
-	to = appendField(to, "id", d.ID)
+	to = appendField(to, "id", w.id(d.Event))
+	to = appendField(to, "source", d.Source)
 	to = appendField(to, "type", d.Type)
 	to = appendField(to, "key", d.Key)
 	to = appendField(to, "position", d.Position.String())
@@ -112,10 +122,10 @@ func appendString(to []byte, text string) []byte {
 
 // batchID is the same for the same events in the same order, so that it is stable for as long as a batch
 // is tried again as it was. What a receiver dedupes on is the ids inside.
-func batchID(deliveries []subscriber.Delivery) string {
+func (w *Webhook) batchID(deliveries []subscriber.Delivery) string {
 	h := sha256.New()
 	for _, d := range deliveries {
-		h.Write([]byte(d.ID))
+		h.Write([]byte(w.id(d.Event)))
 		h.Write([]byte{0}) // no text of Postgres holds it
 	}
 	return "batch_" + hex.EncodeToString(h.Sum(nil)[:16])

@@ -17,7 +17,7 @@ import (
 const maxValue = 1 << 10
 
 // ourHeaders is how many headers of our own a request has at most, CloudEvents' aside.
-const ourHeaders = 11
+const ourHeaders = 12
 
 // headers gathers the headers of one request, with one allocation for all values and one for the text of those
 // that are made for it. They are never used again: the transport may still write them after an answer has come.
@@ -45,6 +45,7 @@ func (h *headers) setText(name string, value []byte) string {
 // newHeader makes the headers of a request with one event, signature aside.
 func (w *Webhook) newHeader(d subscriber.Delivery) *headers {
 	h := w.attemptHeader(d)
+	h.set("Walpost-Source", encode(d.Source))
 	h.set("Walpost-Type", encode(d.Type))
 	var position [64]byte
 	h.setText("Walpost-Position", d.Position.Append(position[:0]))

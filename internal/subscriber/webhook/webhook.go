@@ -34,6 +34,9 @@ type Options struct {
 	Name string
 	// URL is http or https, without user and password.
 	URL string
+	// SeveralSources says that events of more than one source come: then a source's name is part of what the
+	// receiver dedupes on.
+	SeveralSources bool
 	// Secrets sign, all of them side by side, each "whsec_" and the base64 of 24 to 64 bytes. None: the
 	// requests are not signed.
 	Secrets []string
@@ -64,6 +67,8 @@ type Webhook struct {
 	request   *http.Request // what all requests have in common; never changed after New
 	header    http.Header   // of every request; never changed after New
 	format    string
+
+	severalSources bool
 }
 
 // Batching is a Webhook that posts a JSON array of events per request.
@@ -84,7 +89,7 @@ func New(o Options) (subscriber.Subscriber, error) {
 	if err := o.checkName(target.Hostname()); err != nil {
 		return nil, fmt.Errorf("url: %w", err)
 	}
-	w := &Webhook{name: o.Name, header: http.Header{}, format: o.Format}
+	w := &Webhook{name: o.Name, header: http.Header{}, format: o.Format, severalSources: o.SeveralSources}
 	for _, secret := range o.Secrets {
 		key, _ := parseSecret(secret)
 		w.keys = append(w.keys, newKey(key))
@@ -137,12 +142,12 @@ func (w *Webhook) Handle(ctx context.Context, d subscriber.Delivery) error {
 	body := []byte(d.Payload)
 	switch w.format {
 	case CloudEvents:
-		cloudHeader(header.Header, d)
+		w.cloudHeader(header.Header, d)
 	case CloudEventsStructured:
 		header.Header["Content-Type"] = structuredType
-		body = appendCloudEvent(nil, d)
+		body = w.appendCloudEvent(nil, d)
 	}
-	return w.post(ctx, encode(d.ID), header, body)
+	return w.post(ctx, encode(w.id(d.Event)), header, body)
 }
 
 // post signs and sends. id is as it stands in the header.
