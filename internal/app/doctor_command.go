@@ -61,6 +61,7 @@ func examination(o config.Relay) doctor.Options {
 	for _, s := range o.Subscribers {
 		options.Subscribers = append(options.Subscribers, doctor.Subscriber{
 			Name: s.Name, Timeout: s.Timeout.Std(), StallAfter: s.StallAfter.Std(), Tables: tablesOf[s.Kind],
+			Outside: s.URL != "", Sources: s.Sources,
 		})
 	}
 	return options

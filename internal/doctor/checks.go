@@ -35,6 +35,7 @@ var checks = []check{
 
 	{id: "source-table", fine: "the tables of the sources are understood", look: checkSourceTables},
 	{id: "source-repair", fine: "every source can be repaired from its table", look: checkSourceRepair},
+	{id: "event-ids", fine: "no receiver gets ids that can come again", look: checkEventIDs},
 	{id: "replica-identity", fine: "rows can be marked, whatever else is published", look: checkReplicaIdentity},
 	{id: "publication", fine: "the publication is there", look: checkPublication},
 	{id: "publication-tables", fine: "the publication has exactly the tables of the sources", look: checkPublicationTables},

@@ -113,6 +113,10 @@ type Subscriber struct {
 	Timeout, StallAfter time.Duration
 	// Tables are those that it writes to or reads from, with the rights that it needs.
 	Tables []Grant
+	// Outside means that it hands events to a receiver of its own kind, which dedupes on their ids. Sources are
+	// those whose events it takes; none means all.
+	Outside bool
+	Sources []string
 }
 
 // Grant is a set of rights on a table.

@@ -359,6 +359,13 @@ var sourceFaults = []fault{
 		do: func(w *world) {
 			w.options.Sources = []*outbox.Source{{Name: "lessons", Schema: "public", Table: "outbox", Mark: true}}
 		}},
+	{name: "gives numbers to a receiver", check: "event-ids", level: doctor.Warning, says: "are numbers, and go to billing",
+		seed: func(w *world) {
+			w.options.Sources[0].Columns.ID = "id"
+			w.options.Subscribers = append(w.options.Subscribers, doctor.Subscriber{Name: "billing", Outside: true, Sources: []string{"lessons"}},
+				doctor.Subscriber{Name: "another", Outside: true, Sources: []string{"games"}}, doctor.Subscriber{Name: "mail"})
+		},
+		do: func(w *world) { w.options.Sources[0].Columns.ID = "event_id" }},
 	{name: "is missing beside another publication", check: "replica-identity", level: doctor.Problem, says: "updates of it are published by everything",
 		seed: run("ALTER TABLE outbox DROP CONSTRAINT outbox_pkey", "CREATE PUBLICATION everything FOR ALL TABLES")},
 	{name: "is missing beside a publication of the schema", check: "replica-identity", level: doctor.Problem, says: "updates of it are published by everything", from: 15,

@@ -3,6 +3,8 @@ package doctor
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -73,6 +75,30 @@ func checkSourceRepair(ctx context.Context, e *exam) ([]Finding, error) {
 		case !table.Source.Mark:
 			found = append(found, warning("mark is off, so walpost does not mark what it has delivered", "after a lost slot every row that nobody else has marked is sent again",
 				&Mend{Do: "set mark: auto, unless another program marks the rows"}).about(table.Source.Name))
+		}
+	}
+	return found, nil
+}
+
+// checkEventIDs looks for ids out of a sequence. For walpost an id that comes again is another event, because
+// its occurrence differs; a receiver knows the id alone.
+func checkEventIDs(ctx context.Context, e *exam) ([]Finding, error) {
+	tables, err := e.tables(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var found []Finding
+	for _, table := range tables {
+		var receivers []string
+		for _, s := range e.Subscribers {
+			if s.Outside && (len(s.Sources) == 0 || slices.Contains(s.Sources, table.Source.Name)) {
+				receivers = append(receivers, s.Name)
+			}
+		}
+		if len(receivers) > 0 && table.NumberedIDs() {
+			found = append(found, warning(fmt.Sprintf("the event ids of %s are numbers, and go to %s", relation(table), strings.Join(receivers, ", ")),
+				"after TRUNCATE … RESTART IDENTITY, a DELETE or a sequence that was set back they come again; walpost delivers them as other events, and a receiver that dedupes on the id drops them",
+				&Mend{Do: "map columns.id to a column whose values never come again (UUID, ULID), or let the receivers dedupe on the id and a time in the payload; then this warning may stay"}).about(table.Source.Name))
 		}
 	}
 	return found, nil

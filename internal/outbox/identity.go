@@ -3,6 +3,7 @@ package outbox
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"slices"
 	"strconv"
 )
 
@@ -65,6 +66,11 @@ func (t *Table) occurrenceSQL() string {
 	return "CASE WHEN " + column + " IS NULL OR " + at + " = '' THEN " + content +
 		" WHEN pg_catalog.octet_length(" + utf8SQL(at) + ") > " + strconv.Itoa(maxOccurrence) + " THEN " + hash(utf8SQL(at)) +
 		" ELSE " + at + " END"
+}
+
+// NumberedIDs reports whether event ids are integers, which a sequence that is set back gives out again.
+func (t *Table) NumberedIDs() bool {
+	return slices.Contains([]string{"pg_catalog.int2", "pg_catalog.int4", "pg_catalog.int8"}, t.types[t.layout.id])
 }
 
 // usableIDSQL tells whether the id column of a row, named t, holds what can be an event id; see checkNames.
