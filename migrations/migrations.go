@@ -42,18 +42,17 @@ var (
 )
 
 // Up applies what is missing of the sets, in the order given, and logs each migration it applied. Callers
-// may run it at the same time, also on different machines: they take turns, for
-// which dsn must lead to Postgres itself or to a pooler in session mode.
+// may run it at the same time, also on different machines: they take turns. dsn
+// must lead to Postgres itself and not to a pooler.
 //
 // Each migration is a transaction; after an error those before it stay applied, and calling Up again
 // goes on from there.
 func Up(ctx context.Context, dsn string, log *slog.Logger, sets ...Set) error {
-	config, err := postgres.ConnConfig(dsn)
+	config, err := postgres.DirectConfig(dsn, "walpost/migrate")
 	if err != nil {
 		return err
 	}
-	config.RuntimeParams["application_name"] = "walpost/migrate"
-	db := stdlib.OpenDB(*config, stdlib.OptionAfterConnect(pinSession))
+	db := stdlib.OpenDB(*config)
 	defer db.Close()
 
 	conn, err := db.Conn(ctx)
@@ -168,7 +167,7 @@ func (s Set) version() (int64, error) {
 // It asks first: CREATE SCHEMA IF NOT EXISTS wants CREATE on the database even if there is nothing to do.
 func makeSchema(ctx context.Context, conn *sql.Conn) error {
 	var exists bool
-	if err := conn.QueryRowContext(ctx, "SELECT to_regnamespace('walpost') IS NOT NULL").Scan(&exists); err != nil {
+	if err := conn.QueryRowContext(ctx, "SELECT pg_catalog.to_regnamespace('walpost') IS NOT NULL").Scan(&exists); err != nil {
 		return fmt.Errorf("migrate: look for schema walpost: %w", err)
 	}
 	if exists {
@@ -211,10 +210,4 @@ func madeMeanwhile(err error) bool {
 		return true
 	}
 	return false
-}
-
-// pinSession takes migrations out of the reach of defaults that a role or database may carry.
-func pinSession(ctx context.Context, conn *pgx.Conn) error {
-	_, err := conn.Exec(ctx, "SET search_path = ''; SET statement_timeout = 0; SET idle_in_transaction_session_timeout = 0")
-	return err
 }

@@ -30,7 +30,7 @@ func TestUp_appliesEachMigrationOnceAndSaysSo(t *testing.T) {
 			t.Errorf("%d migrations logged, want %d:\n%s", got, want, log.String())
 		}
 	}
-	if err := migrations.Check(t.Context(), db.Pool, both...); err != nil {
+	if err := migrations.Check(t.Context(), db.Pinned, both...); err != nil {
 		t.Error(err)
 	}
 }
@@ -43,10 +43,10 @@ func TestUp_leavesTheLessonsOutWhenNobodyAsksForThem(t *testing.T) {
 	if got := db.Texts("SELECT tablename::text FROM pg_tables WHERE schemaname = 'public'"); len(got) != 0 {
 		t.Errorf("public has %v, want nothing", got)
 	}
-	if err := migrations.Check(t.Context(), db.Pool, migrations.Walpost); err != nil {
+	if err := migrations.Check(t.Context(), db.Pinned, migrations.Walpost); err != nil {
 		t.Error(err)
 	}
-	if err := migrations.Check(t.Context(), db.Pool, both...); !errors.Is(err, migrations.ErrBehind) {
+	if err := migrations.Check(t.Context(), db.Pinned, both...); !errors.Is(err, migrations.ErrBehind) {
 		t.Errorf("got %v, want ErrBehind for the lessons", err)
 	}
 }
@@ -62,7 +62,7 @@ func TestUp_letsConcurrentCallersTakeTurns(t *testing.T) {
 		})
 	}
 	callers.Wait()
-	if err := migrations.Check(t.Context(), db.Pool, both...); err != nil {
+	if err := migrations.Check(t.Context(), db.Pinned, both...); err != nil {
 		t.Error(err)
 	}
 }
@@ -180,7 +180,7 @@ func TestMigrations_canBeTakenBackAndAppliedAgain(t *testing.T) {
 
 func TestCheck_saysWhatToDo(t *testing.T) {
 	db := testdb.NewEmpty(t)
-	err := migrations.Check(t.Context(), db.Pool, both...)
+	err := migrations.Check(t.Context(), db.Pinned, both...)
 	if !errors.Is(err, migrations.ErrBehind) || !strings.Contains(err.Error(), "walpost migrate") {
 		t.Errorf("empty database: got %v, want ErrBehind and the command", err)
 	}
@@ -188,7 +188,7 @@ func TestCheck_saysWhatToDo(t *testing.T) {
 		t.Fatal(err)
 	}
 	db.Exec("INSERT INTO walpost.lessons_schema_version (version_id, is_applied) VALUES (99, true)")
-	if err := migrations.Check(t.Context(), db.Pool, both...); !errors.Is(err, migrations.ErrAhead) || !strings.Contains(err.Error(), "99") {
+	if err := migrations.Check(t.Context(), db.Pinned, both...); !errors.Is(err, migrations.ErrAhead) || !strings.Contains(err.Error(), "99") {
 		t.Errorf("newer database: got %v, want ErrAhead and its version", err)
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"runtime/debug"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/backendstart/walpost/internal/config"
@@ -54,7 +53,7 @@ func collectSeldom() {
 }
 
 // newAPI builds the server. A nil registry keeps its metrics nowhere.
-func newAPI(auth httpapi.Auth, pool *pgxpool.Pool, registry prometheus.Registerer, log *slog.Logger) *httpapi.Server {
+func newAPI(auth httpapi.Auth, pool *postgres.Pool, registry prometheus.Registerer, log *slog.Logger) *httpapi.Server {
 	handler := httpapi.New(httpapi.Options{
 		Service:  progress.New(pool),
 		Auth:     auth,
@@ -79,7 +78,7 @@ func newAuth(ctx context.Context, options config.API, registry prometheus.Regist
 }
 
 // openDatabase connects once, so that a server that is away is known now, and compares the schema.
-func openDatabase(ctx context.Context, dsn config.Secret, application string, sets ...migrations.Set) (*pgxpool.Pool, error) {
+func openDatabase(ctx context.Context, dsn config.Secret, application string, sets ...migrations.Set) (*postgres.Pool, error) {
 	pool, err := postgres.Open(ctx, dsn.Reveal(), application)
 	if err != nil {
 		return nil, err

@@ -13,8 +13,6 @@ import (
 	"time"
 	"unicode"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/backendstart/walpost/internal/config"
 	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/ops"
@@ -45,7 +43,7 @@ func (o deskOptions) at(r *run, fn func(*ops.Desk) error) error {
 	return postgres.Mask(fn(newDesk(pool, o.Slot, r.parser.Flow)), o.DatabaseURL.Reveal())
 }
 
-func newDesk(pool *pgxpool.Pool, slot string, flow config.Flow) *ops.Desk {
+func newDesk(pool *postgres.Pool, slot string, flow config.Flow) *ops.Desk {
 	var names []string
 	for _, s := range flow.Subscribers {
 		names = append(names, s.Name)

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/backendstart/walpost/internal/postgres"
 )
 
 // part is something that runs until its context ends.
@@ -79,7 +79,7 @@ func unlessStopped(ctx context.Context, err error) error {
 const closeLimit = 200 * time.Millisecond
 
 // closePools closes pools, which otherwise waits for every statement that is still under way.
-func closePools(pools ...*pgxpool.Pool) {
+func closePools(pools ...*postgres.Pool) {
 	closed := make(chan struct{})
 	go func() {
 		defer close(closed)

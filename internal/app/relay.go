@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
@@ -74,7 +73,7 @@ type builtRelay struct {
 	desk     *ops.Desk
 	doctor   *doctor.Watcher
 	registry *prometheus.Registry
-	pools    []*pgxpool.Pool
+	pools    []*postgres.Pool
 }
 
 // newRelay connects to the database and builds everything up to the relay; close ends the connections.

@@ -6,9 +6,8 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/backendstart/walpost/internal/config"
+	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/subscriber"
 	"github.com/backendstart/walpost/internal/subscriber/webhook"
 )
@@ -18,7 +17,7 @@ type Kinds map[string]func(Room) (subscriber.Subscriber, error)
 
 // Room is what a subscriber may use.
 type Room struct {
-	Pool   *pgxpool.Pool
+	Pool   *postgres.Pool
 	Slot   string // part of the key in walpost.inbox
 	Log    *slog.Logger
 	Mail   config.Mail

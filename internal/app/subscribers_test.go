@@ -3,8 +3,7 @@ package app
 import (
 	"testing"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
+	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/subscriber"
 	"github.com/backendstart/walpost/internal/subscriber/subscribertest"
 )
@@ -17,7 +16,7 @@ func TestSubscribers_keepTheContract(t *testing.T) {
 			continue
 		}
 		t.Run(name, func(t *testing.T) {
-			subscribertest.Run(t, func(t *testing.T, pool *pgxpool.Pool, slot string) subscriber.Subscriber {
+			subscribertest.Run(t, func(t *testing.T, pool *postgres.Pool, slot string) subscriber.Subscriber {
 				built, err := build(Room{Pool: pool, Slot: slot, Log: discard})
 				if err != nil {
 					t.Fatal(err)

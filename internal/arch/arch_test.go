@@ -70,7 +70,7 @@ var rooms = []room{
 	// For tests.
 	{"testdb", "pgserver postgres"},
 	{"testprogram", "event testdb"},
-	{"subscriber/subscribertest", "event subscriber testdb"},
+	{"subscriber/subscribertest", "event postgres subscriber testdb"},
 	{"debt/debttest", "event lane"},
 }
 

@@ -92,10 +92,10 @@ func (l *lab) oneByOne(ctx context.Context, events int) (sample, error) {
 	}
 	silent := slog.New(slog.DiscardHandler)
 	subscribers := []subscriber.Subscriber{
-		subscriber.NewAchievements(l.pool, l.base, silent),
-		subscriber.NewAnalytics(l.pool, l.base, silent),
-		subscriber.NewNotifications(l.pool, l.base, silent, subscriber.NewLogNotifier(silent)),
-		subscriber.NewRecommendations(l.pool, l.base, silent),
+		subscriber.NewAchievements(l.pinned, l.base, silent),
+		subscriber.NewAnalytics(l.pinned, l.base, silent),
+		subscriber.NewNotifications(l.pinned, l.base, silent, subscriber.NewLogNotifier(silent)),
+		subscriber.NewRecommendations(l.pinned, l.base, silent),
 	}
 	begun := time.Now()
 	errs := make([]error, len(subscribers))

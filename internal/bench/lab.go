@@ -27,9 +27,10 @@ import (
 type lab struct {
 	Options
 	dsn     string
-	pool    *pgxpool.Pool
-	base    string // slot whose copies are read: all begin where it stands
-	dir     string // for configuration files
+	pool    *pgxpool.Pool  // for what is measured, and for measuring
+	pinned  *postgres.Pool // for what is walpost's own
+	base    string         // slot whose copies are read: all begin where it stands
+	dir     string         // for configuration files
 	leave   func() error
 	current string // case
 	report  *Report
@@ -74,7 +75,10 @@ func openLab(ctx context.Context, o Options, total int) (_ *lab, err error) {
 	if err := migrations.Up(ctx, l.dsn, o.Log, migrations.Walpost, migrations.Lessons); err != nil {
 		return nil, err
 	}
-	if l.pool, err = postgres.Open(ctx, l.dsn, "walpost/bench"); err != nil {
+	if l.pool, err = pgxpool.New(ctx, l.dsn); err != nil {
+		return nil, postgres.ConnectError(err, l.dsn)
+	}
+	if l.pinned, err = postgres.Open(ctx, l.dsn, "walpost/bench"); err != nil {
 		return nil, err
 	}
 	var version string

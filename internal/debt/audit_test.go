@@ -71,7 +71,7 @@ func wantNoted(t *testing.T, db *testdb.DB, limit time.Duration) {
 	t.Helper()
 	ctx, cancel := context.WithTimeoutCause(t.Context(), limit, errors.New("the note waits for ever"))
 	defer cancel()
-	err := postgres.InTx(ctx, db.Pool, func(tx pgx.Tx) error {
+	err := postgres.InTx(ctx, db.Pinned, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `INSERT INTO walpost.subscribers (slot, name) VALUES ('s', 'written')`); err != nil {
 			return err
 		}

@@ -289,7 +289,7 @@ func TestWaiting_readsAlongTheIndexWhateverTheStatisticsSay(t *testing.T) {
 		db.Exec(statistics)
 		for _, mode := range []string{"force_custom_plan", "force_generic_plan"} {
 			var plan []string
-			err := postgres.InTx(t.Context(), db.Pool, func(tx pgx.Tx) error {
+			err := postgres.InTx(t.Context(), db.Pinned, func(tx pgx.Tx) error {
 				if _, err := tx.Exec(t.Context(), `SET LOCAL plan_cache_mode = `+mode); err != nil {
 					return err
 				}

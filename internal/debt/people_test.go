@@ -433,7 +433,7 @@ func TestStore_needsNoMoreRightsThanTheRelayHas(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	table, err := lessons().Inspect(t.Context(), db.Pool)
+	table, err := lessons().Inspect(t.Context(), db.Pinned)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/outbox"
@@ -33,7 +32,7 @@ const Gone = "the outbox row is gone and no copy was kept"
 // Store is the debt of one slot. It is safe for concurrent use, also by other processes: people change
 // the debt while the relay pays it.
 type Store struct {
-	pool  *pgxpool.Pool
+	pool  *postgres.Pool
 	slot  string
 	fence *store.Fence // nil for people, who may change the debt under any leadership
 	// maxEvent is the size in bytes above which an event that is owed by reference is not sent; 0 is none.
@@ -45,7 +44,7 @@ type Store struct {
 var _ lane.Ower = (*Store)(nil)
 
 // NewStore returns the debt of a slot. Before Use it copies every event and marks no row.
-func NewStore(pool *pgxpool.Pool, slot string) *Store { return &Store{pool: pool, slot: slot} }
+func NewStore(pool *postgres.Pool, slot string) *Store { return &Store{pool: pool, slot: slot} }
 
 // Within lets the store write only under a leadership. Call it before the store is used.
 func (s *Store) Within(fence *store.Fence) *Store {

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/debt/debttest"
@@ -36,13 +35,13 @@ func open(t testing.TB, db *testdb.DB, sources ...*outbox.Source) *debt.Store {
 	t.Helper()
 	var tables []*outbox.Table
 	for _, source := range sources {
-		table, err := source.Inspect(t.Context(), db.Pool)
+		table, err := source.Inspect(t.Context(), db.Pinned)
 		if err != nil {
 			t.Fatal(err)
 		}
 		tables = append(tables, table)
 	}
-	store := debt.NewStore(db.Pool, slot)
+	store := debt.NewStore(db.Pinned, slot)
 	store.Use(tables)
 	return store
 }
@@ -116,13 +115,13 @@ func TestStore_keepsTheContractWithCopies(t *testing.T) {
 	db := testdb.New(t)
 	debttest.Run(t, func(t *testing.T, _ []*event.Event) lane.Ower {
 		db.Exec(`INSERT INTO walpost.subscribers (slot, name) VALUES ($1, 'sub'), ($1, 'other')`, t.Name())
-		return debt.NewStore(db.Pool, t.Name())
+		return debt.NewStore(db.Pinned, t.Name())
 	})
 }
 
 func TestStore_keepsTheContractByReference(t *testing.T) {
 	db := testdb.New(t)
-	table, err := lessons().Inspect(t.Context(), db.Pool)
+	table, err := lessons().Inspect(t.Context(), db.Pinned)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,7 +132,7 @@ func TestStore_keepsTheContractByReference(t *testing.T) {
 				e.Row, e.ID, e.Type, e.AggregateType, e.AggregateID, e.Key, string(e.Payload), string(e.Headers), e.OccurredAt)
 		}
 		db.Exec(`INSERT INTO walpost.subscribers (slot, name) VALUES ($1, 'sub'), ($1, 'other')`, t.Name())
-		store := debt.NewStore(db.Pool, t.Name())
+		store := debt.NewStore(db.Pinned, t.Name())
 		store.Use([]*outbox.Table{table})
 		return store
 	})
@@ -354,7 +353,7 @@ func TestRecordWaiting_belongsToTheCallersTransaction(t *testing.T) {
 	db := testdb.New(t)
 	store, events := open(t, db, lessons()), fill(t, db, 10)
 	creation := func(fail error) error {
-		return postgres.InTx(t.Context(), db.Pool, func(tx pgx.Tx) error {
+		return postgres.InTx(t.Context(), db.Pinned, func(tx pgx.Tx) error {
 			for _, subscriber := range []string{"a", "b"} {
 				for piece := range slices.Chunk(owed(events), 4) {
 					if err := store.RecordWaiting(t.Context(), tx, subscriber, piece); err != nil {
@@ -424,7 +423,7 @@ func TestStores_ofDifferentSlotsHaveNothingToDoWithEachOther(t *testing.T) {
 	db := testdb.New(t)
 	store, events := open(t, db), fill(t, db, 1)
 	record(t, store, "sub", events...)
-	other := debt.NewStore(db.Pool, "another")
+	other := debt.NewStore(db.Pinned, "another")
 	if got := waiting(t, other, "sub"); len(got) != 0 {
 		t.Errorf("waiting: got %v", got)
 	}
@@ -441,7 +440,7 @@ func TestStores_ofDifferentSlotsHaveNothingToDoWithEachOther(t *testing.T) {
 }
 
 // openAs opens a pool whose sessions have another role.
-func openAs(t *testing.T, db *testdb.DB, role string) (*pgxpool.Pool, error) {
+func openAs(t *testing.T, db *testdb.DB, role string) (*postgres.Pool, error) {
 	t.Helper()
 	pool, err := postgres.Open(t.Context(), db.DSN+"&role="+role, t.Name())
 	if err == nil {

@@ -18,8 +18,8 @@ import (
 // exam is one examination. It belongs to one goroutine.
 type exam struct {
 	Options
-	conn *pgx.Conn
-	tx   pgx.Tx // of the check that is being made; read-only, and rolled back after it
+	pool *postgres.Pool // of one session, which a pooler may carry
+	tx   pgx.Tx         // of the check that is being made; read-only, and rolled back after it
 
 	version   int    // server_version_num
 	database  string // current_database()
@@ -33,16 +33,14 @@ type exam struct {
 // costs only itself and not the connection.
 const limit = 10 * time.Second
 
+var limits = postgres.Limits{Statement: limit, Lock: 2 * time.Second, Idle: limit}
+
 func examine(ctx context.Context, o Options, checks []check) Report {
 	report := Report{At: o.Now().UTC(), Server: postgres.Redact(o.DatabaseURL)}
 	e := &exam{Options: o}
 	report.Findings = []Finding{e.connect(ctx)}
-	if e.conn != nil {
-		defer func() {
-			closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-			defer cancel()
-			_ = e.conn.Close(closing)
-		}()
+	if e.pool != nil {
+		defer closeSoon(e.pool)
 	}
 	for _, c := range checks {
 		if c.dear && o.Cheap {
@@ -60,9 +58,9 @@ func examine(ctx context.Context, o Options, checks []check) Report {
 func (e *exam) connect(ctx context.Context) Finding {
 	f, err := e.open(ctx)
 	if err != nil {
-		if e.conn != nil {
-			_ = e.conn.Close(context.WithoutCancel(ctx))
-			e.conn = nil
+		if e.pool != nil {
+			closeSoon(e.pool)
+			e.pool = nil
 		}
 		f = problem(postgres.Mask(err, e.DatabaseURL).Error(), "nothing works without the database, and no other check can be made",
 			&Mend{Do: "start the server, or correct database_url (WALPOST_DATABASE_URL)"})
@@ -75,7 +73,7 @@ func (e *exam) open(ctx context.Context) (Finding, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit+5*time.Second)
 	defer cancel()
 	var err error
-	if e.conn, err = connect(ctx, e.DatabaseURL); err != nil {
+	if e.pool, err = postgres.OpenOne(ctx, e.DatabaseURL, application); err != nil {
 		return Finding{}, err
 	}
 	replication, err := postgres.ConnConfig(e.ReplicationURL)
@@ -83,46 +81,47 @@ func (e *exam) open(ctx context.Context) (Finding, error) {
 		return Finding{}, err
 	}
 	e.streaming = replication.User
-	var pid uint32
-	err = e.conn.QueryRow(ctx, `
+	err = e.pool.QueryRow(ctx, `
 		SELECT pg_catalog.current_setting('server_version_num')::int, pg_catalog.current_database()::text,
-		       current_user::text, pg_catalog.pg_is_in_recovery(), pg_catalog.pg_backend_pid()::bigint`).
-		Scan(&e.version, &e.database, &e.role, &e.recovery, &pid)
+		       current_user::text, pg_catalog.pg_is_in_recovery()`).
+		Scan(&e.version, &e.database, &e.role, &e.recovery)
 	if err != nil {
 		return Finding{}, fmt.Errorf("ask the server who it is: %w", err)
 	}
-	// A pooler gives out keys for cancelling of its own.
-	if e.pooled = pid != e.conn.PgConn().PID(); e.pooled {
+	if e.pooled, err = e.pool.Pooled(ctx); err != nil {
+		return Finding{}, fmt.Errorf("ask the server who it is: %w", err)
+	}
+	if e.pooled {
 		return ok("connected, through a pooler"), nil
 	}
 	return ok("connected"), nil
 }
 
-// connect opens a session that works through a pooler, too: it prepares no statement, and everything runs
-// in transactions.
-func connect(ctx context.Context, dsn string) (*pgx.Conn, error) {
-	config, err := postgres.ConnConfig(dsn)
-	if err != nil {
-		return nil, err
+// application is the application_name of the doctor's sessions.
+const application = "walpost/doctor"
+
+// closeSoon closes a pool, and does not wait for a server that does not answer.
+func closeSoon(pool *postgres.Pool) {
+	closed := make(chan struct{})
+	go func() {
+		pool.Close()
+		close(closed)
+	}()
+	select {
+	case <-closed:
+	case <-time.After(time.Second):
 	}
-	config.DefaultQueryExecMode = pgx.QueryExecModeDescribeExec
-	config.RuntimeParams["application_name"] = "walpost/doctor"
-	conn, err := pgx.ConnectConfig(ctx, config)
-	if err != nil {
-		return nil, postgres.ConnectError(err, dsn)
-	}
-	return conn, nil
 }
 
 // make makes one check in a transaction of its own.
 func (e *exam) make(ctx context.Context, c check) []Finding {
-	if e.conn == nil {
+	if e.pool == nil {
 		return []Finding{unknown("not examined", "there is no connection to the database")}
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit+5*time.Second)
 	defer cancel()
 	var findings []Finding
-	err := readOnly(ctx, e.conn, func(tx pgx.Tx) (err error) {
+	err := postgres.InReadOnly(ctx, e.pool, limits, func(tx pgx.Tx) (err error) {
 		e.tx = tx
 		findings, err = c.look(ctx, e)
 		return err
@@ -134,17 +133,6 @@ func (e *exam) make(ctx context.Context, c check) []Finding {
 		return []Finding{ok(c.fine)}
 	}
 	return findings
-}
-
-// readOnly runs fn in a transaction in which the server refuses every change, and rolls it back.
-func readOnly(ctx context.Context, conn *pgx.Conn, fn func(pgx.Tx) error) error {
-	begin := fmt.Sprintf("BEGIN READ ONLY; SET LOCAL search_path = ''; SET LOCAL TimeZone = 'UTC'; SET LOCAL lock_timeout = '2s'; SET LOCAL statement_timeout = %d", limit.Milliseconds())
-	tx, err := conn.BeginTx(ctx, pgx.TxOptions{BeginQuery: begin})
-	if err != nil {
-		return err
-	}
-	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }()
-	return fn(tx)
 }
 
 // texts returns the one text column of a query.

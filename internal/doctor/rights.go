@@ -77,7 +77,7 @@ func (e *exam) lacksReplication(ctx context.Context, m *missing) error {
 	if err != nil || has {
 		return err
 	}
-	conn, err := wal.Connect(ctx, e.ReplicationURL, "walpost/doctor")
+	conn, err := wal.Connect(ctx, e.ReplicationURL, application)
 	if err == nil {
 		conn.Close()
 		return nil

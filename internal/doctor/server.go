@@ -55,7 +55,7 @@ func checkSchema(ctx context.Context, e *exam) ([]Finding, error) {
 // right, a free sender.
 func checkReplicationConnection(ctx context.Context, e *exam) ([]Finding, error) {
 	const why = "the stream is read over it, and leadership is held over it"
-	conn, err := wal.Connect(ctx, e.ReplicationURL, "walpost/doctor")
+	conn, err := wal.Connect(ctx, e.ReplicationURL, application)
 	if err != nil {
 		switch f, isSetup := fromSetup(err, why); {
 		case postgres.Code(err) == "42501":

@@ -73,14 +73,14 @@ func checkStandbySync(ctx context.Context, e *exam) ([]Finding, error) {
 		}
 		return []Finding{unknown("whether a standby has the slot is seen only there", "name one with --standby (WALPOST_STANDBY_URL); if there is none, a failover is none of your cares")}, nil
 	}
-	conn, err := connect(ctx, e.StandbyURL)
+	pool, err := postgres.OpenOne(ctx, e.StandbyURL, application)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
-	s := &exam{Options: e.Options, conn: conn, role: e.role, database: e.database}
+	defer closeSoon(pool)
+	s := &exam{Options: e.Options, pool: pool, role: e.role, database: e.database}
 	var found []Finding
-	err = readOnly(ctx, conn, func(tx pgx.Tx) (err error) {
+	err = postgres.InReadOnly(ctx, pool, limits, func(tx pgx.Tx) (err error) {
 		s.tx = tx
 		found, err = s.examineStandby(ctx)
 		return err

@@ -16,9 +16,9 @@ import (
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/progress"
 	"github.com/backendstart/walpost/internal/testdb"
 	"github.com/backendstart/walpost/migrations"
@@ -33,7 +33,7 @@ type service struct {
 	registry *prometheus.Registry
 }
 
-func newService(t *testing.T, pool *pgxpool.Pool, change ...func(*Options)) service {
+func newService(t *testing.T, pool *postgres.Pool, change ...func(*Options)) service {
 	t.Helper()
 	auth, err := NewDevAuth("127.0.0.1:0")
 	if err != nil {
@@ -112,7 +112,7 @@ func wantProblem(t *testing.T, w *httptest.ResponseRecorder, status int, place s
 
 func TestCompleteLesson_completesOnce(t *testing.T) {
 	db := testdb.New(t)
-	s := newService(t, db.Pool)
+	s := newService(t, db.Pinned)
 	type answer struct {
 		Status           string    `json:"status"`
 		EventID          string    `json:"event_id"`
@@ -147,7 +147,7 @@ func TestCompleteLesson_completesOnce(t *testing.T) {
 
 func TestCompleteLesson_completesOnceWhenRequestsArriveAtOnce(t *testing.T) {
 	db := testdb.New(t)
-	s := newService(t, db.Pool)
+	s := newService(t, db.Pinned)
 	news := make(chan bool, 50)
 	var wg sync.WaitGroup
 	for range cap(news) {
@@ -177,7 +177,7 @@ func TestCompleteLesson_completesOnceWhenRequestsArriveAtOnce(t *testing.T) {
 
 func TestCompleteLesson_takesTheLargestLessonAndSlugs(t *testing.T) {
 	db := testdb.New(t)
-	s := newService(t, db.Pool)
+	s := newService(t, db.Pinned)
 	slug := strings.Repeat("a", 128)
 	r := put("/api/progress/lessons/9223372036854775807/complete", `{"track_slug":"`+slug+`","lesson_slug":"a1-2-b"}`)
 	r.Header.Set("Content-Type", "application/json; charset=UTF-8")
@@ -191,7 +191,7 @@ func TestCompleteLesson_takesTheLargestLessonAndSlugs(t *testing.T) {
 
 func TestCorrelationID_isTakenOrMadeReturnedStoredAndLogged(t *testing.T) {
 	db := testdb.New(t)
-	s := newService(t, db.Pool)
+	s := newService(t, db.Pinned)
 	const trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 	for i, given := range []string{"", "order 7/é", strings.Repeat("c", 128)} {
 		lesson := strconv.Itoa(i + 1)
@@ -221,7 +221,7 @@ func TestCorrelationID_isTakenOrMadeReturnedStoredAndLogged(t *testing.T) {
 
 func TestReads_answerWithAListAlsoWhenThereIsNothing(t *testing.T) {
 	db := testdb.New(t)
-	s := newService(t, db.Pool)
+	s := newService(t, db.Pinned)
 	for _, path := range []string{"/api/progress", "/api/achievements", "/api/notifications", "/api/recommendations"} {
 		w := s.do(request(http.MethodGet, path, ""))
 		if got, want := strings.TrimSpace(w.Body.String()), `{"items":[]}`; w.Code != http.StatusOK || got != want {
@@ -249,7 +249,7 @@ func TestReads_answerWithAListAlsoWhenThereIsNothing(t *testing.T) {
 
 func TestAPI_wantsToKnowTheUser(t *testing.T) {
 	db := testdb.New(t)
-	s := newService(t, db.Pool)
+	s := newService(t, db.Pinned)
 	for _, r := range []*http.Request{
 		put(lesson7, goodBody), put(lesson7, "{"), // nobody unknown learns what is wrong with a body
 		request(http.MethodGet, "/api/progress", ""), request(http.MethodGet, "/api/achievements", ""),
@@ -269,7 +269,7 @@ func TestAPI_wantsToKnowTheUser(t *testing.T) {
 
 func TestAPI_answersWithProblemsWhereThereIsNoRoute(t *testing.T) {
 	db := testdb.New(t)
-	s := newService(t, db.Pool)
+	s := newService(t, db.Pinned)
 	wantProblem(t, s.do(request(http.MethodGet, "/nothing", "")), http.StatusNotFound, "")
 	wantProblem(t, s.do(request(http.MethodGet, "/api/progress/", "")), http.StatusNotFound, "")
 	w := s.do(request(http.MethodPost, lesson7, goodBody))
@@ -283,7 +283,7 @@ func TestAPI_answersWithProblemsWhereThereIsNoRoute(t *testing.T) {
 }
 
 func TestAPI_describesItself(t *testing.T) {
-	s := newService(t, testdb.New(t).Pool)
+	s := newService(t, testdb.New(t).Pinned)
 	w := s.do(httptest.NewRequest(http.MethodGet, "/openapi.json", nil))
 	var document struct {
 		OpenAPI string                     `json:"openapi"`
@@ -303,7 +303,7 @@ func TestAPI_describesItself(t *testing.T) {
 
 // F-64: whatever is asked for, the label values are the routes.
 func TestMetrics_haveRoutesAsLabelsAndNoData(t *testing.T) {
-	s := newService(t, testdb.New(t).Pool)
+	s := newService(t, testdb.New(t).Pinned)
 	for i := range 20 {
 		s.do(request(http.MethodGet, "/nothing/"+strconv.Itoa(i), ""))
 		s.do(put("/api/progress/lessons/"+strconv.Itoa(i)+"/complete", "{"))

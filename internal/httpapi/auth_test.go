@@ -289,7 +289,7 @@ func TestDevAuth_takesOnlyAPositiveUser(t *testing.T) {
 // S-04: a page of another site makes the browser of a developer send requests to loopback.
 func TestDevAuth_keepsPagesOfOtherSitesOut(t *testing.T) {
 	db := testdb.New(t)
-	s := newService(t, db.Pool)
+	s := newService(t, db.Pinned)
 	for name, test := range map[string]struct {
 		host   string
 		header []string

@@ -114,7 +114,7 @@ func TestCompleteLesson_refusesBadInputAndWritesNothing(t *testing.T) {
 		{name: "correlation id that turns text round", header: map[string]string{"X-Correlation-Id": "a\u202eb"}, body: goodBody, status: bad, place: "header.X-Correlation-Id"},
 	}
 	db := testdb.New(t)
-	s := newService(t, db.Pool)
+	s := newService(t, db.Pinned)
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			path := test.path
@@ -139,7 +139,7 @@ func TestCompleteLesson_refusesBadInputAndWritesNothing(t *testing.T) {
 }
 
 func TestCorrelationID_givenTwiceIsRefused(t *testing.T) {
-	s := newService(t, testdb.New(t).Pool)
+	s := newService(t, testdb.New(t).Pinned)
 	r := put(lesson7, goodBody)
 	r.Header["X-Correlation-Id"] = []string{"a", "b"}
 	wantProblem(t, s.do(r), http.StatusBadRequest, "header.X-Correlation-Id")

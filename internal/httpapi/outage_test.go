@@ -22,7 +22,7 @@ func wantUnavailable(t *testing.T, w *httptest.ResponseRecorder) {
 func TestAPI_says503WhileTheDatabaseIsAwayAndRecoversByItself(t *testing.T) {
 	server := testdb.NewServer(t, nil)
 	db := testdb.On(t, server)
-	s := newService(t, db.Pool)
+	s := newService(t, db.Pinned)
 	if w := s.do(put(lesson7, goodBody)); w.Code != http.StatusOK {
 		t.Fatalf("status before the outage is %d: %s", w.Code, w.Body)
 	}
@@ -58,7 +58,7 @@ func TestAPI_says503WhileTheDatabaseIsAwayAndRecoversByItself(t *testing.T) {
 // A server that hangs looks like one that is slow: the request's own deadline ends the wait.
 func TestAPI_says503WhenTheDatabaseDoesNotAnswerInTime(t *testing.T) {
 	db := testdb.New(t)
-	s := newService(t, db.Pool, func(o *Options) { o.Timeout = 200 * time.Millisecond })
+	s := newService(t, db.Pinned, func(o *Options) { o.Timeout = 200 * time.Millisecond })
 	tx, err := db.Pool.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -76,7 +76,7 @@ func TestAPI_says503WhenTheDatabaseDoesNotAnswerInTime(t *testing.T) {
 // F-18
 func TestCompleteLesson_is500WithoutACompletionWhenTheEventCannotBeWritten(t *testing.T) {
 	db := testdb.New(t)
-	s := newService(t, db.Pool)
+	s := newService(t, db.Pinned)
 	db.Exec(`CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'sesame'; END $$`)
 	db.Exec(`CREATE TRIGGER refuse BEFORE INSERT ON public.outbox FOR EACH ROW EXECUTE FUNCTION public.refuse()`)
 	w := s.do(put(lesson7, goodBody))
@@ -97,7 +97,7 @@ func TestCompleteLesson_is500WithoutACompletionWhenTheEventCannotBeWritten(t *te
 }
 
 func TestReady_failsWhenTheSchemaIsNotCurrent(t *testing.T) {
-	s := newService(t, testdb.NewEmpty(t).Pool)
+	s := newService(t, testdb.NewEmpty(t).Pinned)
 	wantUnavailable(t, s.do(request(http.MethodGet, "/ready", "")))
 	if !strings.Contains(s.log.String(), "walpost migrate") {
 		t.Errorf("the log does not say what to do: %s", s.log)

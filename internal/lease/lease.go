@@ -367,14 +367,11 @@ func (l *Lease) session(ctx context.Context) error {
 }
 
 func (l *Lease) connect(ctx context.Context) (*pgx.Conn, error) {
-	config, err := postgres.ConnConfig(l.URL)
+	// An election must not wait for a standby: who leads says nothing that the standby's server would need.
+	config, err := postgres.DirectConfig(l.URL, l.Application(), postgres.Pin{Name: "synchronous_commit", Value: "local"})
 	if err != nil {
 		return nil, err
 	}
-	config.RuntimeParams["application_name"] = l.Application()
-	config.RuntimeParams["search_path"] = ""
-	// An election must not wait for a standby: who leads says nothing that the standby's server would need.
-	config.RuntimeParams["synchronous_commit"] = "local"
 	ctx, cancel := context.WithTimeout(ctx, connectLimit)
 	defer cancel()
 	conn, err := pgx.ConnectConfig(ctx, config)

@@ -7,18 +7,17 @@ import (
 	"slices"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/outbox"
+	"github.com/backendstart/walpost/internal/postgres"
 )
 
 // Desk is where people see what is owed and change it: the routes below /v1 and the command line both come
 // here. It works on the database alone, whether a relay runs or not; what it changes, a running relay
 // finds within two seconds. It is safe for concurrent use.
 type Desk struct {
-	pool       *pgxpool.Pool
+	pool       *postgres.Pool
 	slot       string
 	sources    []*outbox.Source
 	configured []string
@@ -28,7 +27,7 @@ type Desk struct {
 
 // NewDesk returns the desk of a slot. sources are where events are found and marked, configured the
 // subscribers that the configuration names.
-func NewDesk(pool *pgxpool.Pool, slot string, sources []*outbox.Source, configured []string) *Desk {
+func NewDesk(pool *postgres.Pool, slot string, sources []*outbox.Source, configured []string) *Desk {
 	return &Desk{pool: pool, slot: slot, sources: sources, configured: configured}
 }
 

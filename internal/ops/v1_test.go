@@ -37,7 +37,7 @@ func newCounter(t *testing.T, listen, token string) *counter {
 	db.Exec(`INSERT INTO walpost.slots (slot, system_id, timeline, state, confirmed) VALUES ('walpost', '7', 1, 'ready', '0/1000')`)
 	db.Exec(`INSERT INTO walpost.subscribers (slot, name, gone_at) VALUES ('walpost', 'analytics', NULL), ('walpost', 'billing', now())`)
 	source := &outbox.Source{Name: "lessons", Schema: "public", Table: "outbox", Mark: true, Ours: true}
-	store := debt.NewStore(db.Pool, "walpost")
+	store := debt.NewStore(db.Pinned, "walpost")
 	owed := func(n int) lane.Owed {
 		return lane.Owed{Event: &event.Event{
 			Source: "lessons", ID: fmt.Sprintf("e%d", n), Occurrence: written, Type: "lesson.completed", Key: fmt.Sprintf("k%d", n), Row: fmt.Sprint(n),
@@ -53,7 +53,7 @@ func newCounter(t *testing.T, listen, token string) *counter {
 	}
 	return &counter{db, New(Options{
 		Listen: listen, Token: token, Registry: prometheus.NewRegistry(), Relay: stuck(),
-		Desk: NewDesk(db.Pool, "walpost", []*outbox.Source{source}, []string{"analytics"}),
+		Desk: NewDesk(db.Pinned, "walpost", []*outbox.Source{source}, []string{"analytics"}),
 		Log:  slog.New(slog.DiscardHandler), Version: "v1.2.3",
 	})}
 }
@@ -341,7 +341,7 @@ func TestV1_saysThatTheDatabaseIsAway(t *testing.T) {
 	db := testdb.On(t, server)
 	c := &counter{db, New(Options{
 		Listen: "127.0.0.1:0", Registry: prometheus.NewRegistry(), Relay: stuck(),
-		Desk: NewDesk(db.Pool, "walpost", nil, nil), Log: slog.New(slog.DiscardHandler),
+		Desk: NewDesk(db.Pinned, "walpost", nil, nil), Log: slog.New(slog.DiscardHandler),
 	})}
 	if err := server.Kill(t.Context()); err != nil {
 		t.Fatal(err)

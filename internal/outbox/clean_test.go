@@ -15,7 +15,7 @@ import (
 
 func clean(t *testing.T, db *testdb.DB, table *outbox.Table, batch int) (deleted int64, more bool, err error) {
 	t.Helper()
-	err = postgres.InTx(t.Context(), db.Pool, func(tx pgx.Tx) error {
+	err = postgres.InTx(t.Context(), db.Pinned, func(tx pgx.Tx) error {
 		deleted, more, err = table.Clean(t.Context(), tx, slot, batch)
 		return err
 	})
@@ -127,12 +127,7 @@ func TestClean_keepsWhatIsOwedWhateverTheDatabaseSets(t *testing.T) {
 	for _, setting := range []string{`datestyle = 'German'`, `timezone = 'America/New_York'`} {
 		db.Exec(`ALTER DATABASE ` + db.Name + ` SET ` + setting)
 	}
-	pool, err := postgres.Open(t.Context(), db.DSN, t.Name())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
-	db.Pool = pool
+	db.Use(db.DSN)
 	source := ours()
 	source.Retention = time.Hour
 	table := inspect(t, db, source)

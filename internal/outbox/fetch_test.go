@@ -18,7 +18,7 @@ import (
 
 func fetch(t *testing.T, db *testdb.DB, table *outbox.Table, rows ...string) (events map[string]*event.Event) {
 	t.Helper()
-	err := postgres.InTx(t.Context(), db.Pool, func(tx pgx.Tx) (err error) {
+	err := postgres.InTx(t.Context(), db.Pinned, func(tx pgx.Tx) (err error) {
 		events, err = table.Fetch(t.Context(), tx, rows)
 		return err
 	})
@@ -30,7 +30,7 @@ func fetch(t *testing.T, db *testdb.DB, table *outbox.Table, rows ...string) (ev
 
 func find(t *testing.T, db *testdb.DB, table *outbox.Table, eventIDs ...string) (events []*event.Event) {
 	t.Helper()
-	err := postgres.InTx(t.Context(), db.Pool, func(tx pgx.Tx) (err error) {
+	err := postgres.InTx(t.Context(), db.Pinned, func(tx pgx.Tx) (err error) {
 		if events, err = table.Find(t.Context(), tx, eventIDs); err != nil {
 			return err
 		}
@@ -115,7 +115,7 @@ func TestFetch_findsRowsByEveryKindOfKey(t *testing.T) {
 func TestFetch_refusesARowThatIsNoKeyOfTheTable(t *testing.T) {
 	db := testdb.New(t)
 	table := foreign(t, db, `id bigint, type text, payload text, PRIMARY KEY (type, id)`)
-	err := postgres.InTx(t.Context(), db.Pool, func(tx pgx.Tx) error {
+	err := postgres.InTx(t.Context(), db.Pinned, func(tx pgx.Tx) error {
 		_, err := table.Fetch(t.Context(), tx, []string{"1"})
 		return err
 	})
@@ -129,7 +129,7 @@ func TestFetch_usesTheIndexOfTheKey(t *testing.T) {
 	table := inspect(t, db, ours())
 	fill(db, 5000)
 	db.Exec(`ANALYZE outbox`)
-	err := postgres.InTx(t.Context(), db.Pool, func(tx pgx.Tx) error {
+	err := postgres.InTx(t.Context(), db.Pinned, func(tx pgx.Tx) error {
 		if _, err := table.Fetch(t.Context(), tx, []string{"7", "4000"}); err != nil {
 			return err
 		}

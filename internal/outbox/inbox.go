@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/postgres"
@@ -18,7 +17,7 @@ import (
 // subscriber of the slot, and while a repair would read its outbox row. A repair reads the unpublished rows,
 // and where nothing marks rows it may read all of them.
 type CleanedInbox struct {
-	pool      *pgxpool.Pool
+	pool      *postgres.Pool
 	slot      string
 	tables    map[string]*Table
 	retention time.Duration
@@ -35,7 +34,7 @@ type inboxRow struct {
 
 // CleanInbox begins with the oldest rows of a slot. Retention must not be shorter than any source's; tables are
 // those of the slot's sources.
-func CleanInbox(pool *pgxpool.Pool, slot string, tables map[string]*Table, retention time.Duration, batch int) *CleanedInbox {
+func CleanInbox(pool *postgres.Pool, slot string, tables map[string]*Table, retention time.Duration, batch int) *CleanedInbox {
 	return &CleanedInbox{pool: pool, slot: slot, tables: tables, retention: retention, batch: batch}
 }
 

@@ -18,7 +18,7 @@ func remember(db *testdb.DB, source, occurrence, subscriber string, ids ...strin
 // cleanInbox deletes in batches of two until there is no more, and returns what is left.
 func cleanInbox(t *testing.T, db *testdb.DB, tables map[string]*outbox.Table) (left []string) {
 	t.Helper()
-	cleaned := outbox.CleanInbox(db.Pool, slot, tables, time.Hour, 2)
+	cleaned := outbox.CleanInbox(db.Pinned, slot, tables, time.Hour, 2)
 	for rounds := 1; ; rounds++ {
 		_, more, err := cleaned.Next(t.Context())
 		if err != nil {

@@ -20,7 +20,7 @@ const slot = "s"
 
 func mark(t *testing.T, db *testdb.DB, table *outbox.Table, rows ...outbox.Marked) (result outbox.MarkResult, err error) {
 	t.Helper()
-	err = postgres.InTx(t.Context(), db.Pool, func(tx pgx.Tx) error {
+	err = postgres.InTx(t.Context(), db.Pinned, func(tx pgx.Tx) error {
 		result, err = table.Mark(t.Context(), tx, slot, rows)
 		return err
 	})
@@ -178,7 +178,7 @@ func TestMark_findsRowsByTheirKeyWhateverTheStatisticsSay(t *testing.T) {
 		row.Owed = true
 		rows = append(rows, row)
 	}
-	err := postgres.InTx(t.Context(), db.Pool, func(tx pgx.Tx) error {
+	err := postgres.InTx(t.Context(), db.Pinned, func(tx pgx.Tx) error {
 		result, err := table.Mark(t.Context(), tx, slot, rows)
 		if err != nil {
 			return err
@@ -235,7 +235,7 @@ func TestMark_aRowMarkedWhileWeWaitForItIsMarkedElsewhere(t *testing.T) {
 	done := make(chan answer, 1)
 	go func() {
 		var a answer
-		a.err = postgres.InTx(context.Background(), db.Pool, func(tx pgx.Tx) error {
+		a.err = postgres.InTx(context.Background(), db.Pinned, func(tx pgx.Tx) error {
 			a.result, a.err = table.Mark(context.Background(), tx, slot, []outbox.Marked{filled(1)})
 			return a.err
 		})
@@ -277,7 +277,7 @@ func TestMark_needsOnlyTheColumnGrants(t *testing.T) {
 	db.Exec(`CREATE ROLE ` + role)
 	t.Cleanup(func() { db.Exec(`DROP OWNED BY ` + role + `; DROP ROLE ` + role) })
 	as := func() error {
-		return postgres.InTx(t.Context(), db.Pool, func(tx pgx.Tx) error {
+		return postgres.InTx(t.Context(), db.Pinned, func(tx pgx.Tx) error {
 			if _, err := tx.Exec(t.Context(), `SET LOCAL ROLE `+role); err != nil {
 				return err
 			}

@@ -20,13 +20,13 @@ import (
 func pages(t *testing.T, db *testdb.DB, table *outbox.Table, choice outbox.Choice, n int) (ids []string) {
 	t.Helper()
 	var last, after outbox.Place
-	err := postgres.InTx(t.Context(), db.Pool, func(tx pgx.Tx) (err error) {
+	err := postgres.InTx(t.Context(), db.Pinned, func(tx pgx.Tx) (err error) {
 		last, err = table.Last(t.Context(), tx)
 		return err
 	})
 	for err == nil {
 		var page []outbox.PlacedRow
-		err = postgres.InTx(t.Context(), db.Pool, func(tx pgx.Tx) (err error) {
+		err = postgres.InTx(t.Context(), db.Pinned, func(tx pgx.Tx) (err error) {
 			page, err = table.Page(t.Context(), tx, choice, after, last, n, 1<<20)
 			return err
 		})
@@ -86,7 +86,7 @@ func TestPage_readsEveryChosenRowOnceInTheOrderOfARepair(t *testing.T) {
 			}
 			table := inspect(t, db, &outbox.Source{Name: "o", Schema: "public", Table: "o", Columns: test.source})
 			if test.rows == "" {
-				err := postgres.InTx(t.Context(), db.Pool, func(tx pgx.Tx) error {
+				err := postgres.InTx(t.Context(), db.Pinned, func(tx pgx.Tx) error {
 					last, err := table.Last(t.Context(), tx)
 					if last != nil {
 						t.Errorf("an empty table ends at %v", last)
@@ -111,7 +111,7 @@ func TestPage_endsAtTheRowThatWasTheLastOne(t *testing.T) {
 	db := testdb.New(t)
 	table := inspect(t, db, ours())
 	fill(db, 3)
-	err := postgres.InTx(t.Context(), db.Pool, func(tx pgx.Tx) error {
+	err := postgres.InTx(t.Context(), db.Pinned, func(tx pgx.Tx) error {
 		last, err := table.Last(t.Context(), tx)
 		if err != nil {
 			return err
@@ -136,7 +136,7 @@ func TestPage_stopsWhenItHasEnoughBytes(t *testing.T) {
 	db := testdb.New(t)
 	table := inspect(t, db, ours())
 	fill(db, 5)
-	err := postgres.InTx(t.Context(), db.Pool, func(tx pgx.Tx) error {
+	err := postgres.InTx(t.Context(), db.Pinned, func(tx pgx.Tx) error {
 		last, err := table.Last(t.Context(), tx)
 		if err != nil {
 			return err

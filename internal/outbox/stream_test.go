@@ -89,12 +89,7 @@ func TestEvent_isTheSameByStreamAndByTable(t *testing.T) {
 	} {
 		db.Exec(sql)
 	}
-	pool, err := postgres.Open(t.Context(), db.DSN, t.Name()) // sessions that have these defaults
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
-	db.Pool = pool
+	db.Pinned = db.Open() // sessions that have these defaults
 
 	stream := openStream(t, db)
 	for _, test := range typedValues {
@@ -137,12 +132,7 @@ func TestUnpublished_doesNotDependOnTheDefaultsOfTheDatabase(t *testing.T) { // 
 	for _, setting := range []string{`datestyle = 'German'`, `timezone = 'America/New_York'`, `bytea_output = 'escape'`, `intervalstyle = 'iso_8601'`, `extra_float_digits = -3`} {
 		db.Exec(`ALTER DATABASE ` + db.Name + ` SET ` + setting)
 	}
-	pool, err := postgres.Open(t.Context(), db.DSN, t.Name())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
-	db.Pool = pool
+	db.Pinned = db.Open()
 	table := foreign(t, db, `id int PRIMARY KEY, type text, payload bytea, occurred_at timestamptz, partition_key interval, topic float8, published_at timestamptz`)
 	db.Exec(`INSERT INTO o VALUES (1, 't', '\xdeadbeef', '2024-03-10 06:30:00+00', '1 mon 2 days', 0.1)`)
 	e := unpublished(t, db, table)[0]

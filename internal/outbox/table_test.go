@@ -16,7 +16,7 @@ func ours() *outbox.Source {
 
 func inspect(t *testing.T, db *testdb.DB, source *outbox.Source) *outbox.Table {
 	t.Helper()
-	table, err := source.Inspect(t.Context(), db.Pool)
+	table, err := source.Inspect(t.Context(), db.Pinned)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -76,7 +76,7 @@ func TestInspect_saysWhatIsWrong(t *testing.T) {
 				defer db.Exec(`DROP ` + kind + ` bad`)
 			}
 			source := outbox.Source{Name: "s", Schema: "public", Table: "bad", Columns: test.columns}
-			_, err := source.Inspect(t.Context(), db.Pool)
+			_, err := source.Inspect(t.Context(), db.Pinned)
 			if err == nil || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("got %v, want an error with %q", err, test.want)
 			}
@@ -106,7 +106,7 @@ func TestFingerprint_changesWithWhatIsPublished(t *testing.T) {
 	db.Exec(`CREATE PUBLICATION p FOR TABLE public.outbox WITH (publish = 'insert')`)
 	fingerprint := func() string {
 		t.Helper()
-		print, err := outbox.Fingerprint(t.Context(), db.Pool, "p", []*outbox.Source{ours(), {Name: "m", Messages: "m"}})
+		print, err := outbox.Fingerprint(t.Context(), db.Pinned, "p", []*outbox.Source{ours(), {Name: "m", Messages: "m"}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -141,24 +141,24 @@ func TestFingerprint_ofAPartitionIsItsRoots(t *testing.T) {
 	db.Exec(`CREATE TABLE o_1 PARTITION OF o FOR VALUES FROM (1) TO (2)`)
 	db.Exec(`CREATE PUBLICATION p FOR TABLE o WITH (publish_via_partition_root = true)`)
 	leaf := []*outbox.Source{{Name: "leaf", Schema: "public", Table: "o_1"}}
-	before, err := outbox.Fingerprint(t.Context(), db.Pool, "p", leaf)
+	before, err := outbox.Fingerprint(t.Context(), db.Pinned, "p", leaf)
 	if err != nil || strings.Contains(before, "none") {
 		t.Fatalf("got %q, %v", before, err)
 	}
 	db.Exec(`ALTER PUBLICATION p DROP TABLE o; ALTER PUBLICATION p ADD TABLE o`)
-	if after, err := outbox.Fingerprint(t.Context(), db.Pool, "p", leaf); err != nil || after == before {
+	if after, err := outbox.Fingerprint(t.Context(), db.Pinned, "p", leaf); err != nil || after == before {
 		t.Errorf("got %q, %v, want it changed", after, err)
 	}
 }
 
 func TestFingerprint_saysWhatIsMissing(t *testing.T) {
 	db := testdb.New(t)
-	if _, err := outbox.Fingerprint(t.Context(), db.Pool, "p", nil); err == nil || !strings.Contains(err.Error(), `no publication "p"`) {
+	if _, err := outbox.Fingerprint(t.Context(), db.Pinned, "p", nil); err == nil || !strings.Contains(err.Error(), `no publication "p"`) {
 		t.Errorf("got %v", err)
 	}
 	db.Exec(`CREATE PUBLICATION p FOR ALL TABLES`)
 	gone := []*outbox.Source{{Name: "s", Schema: "public", Table: "gone"}}
-	if _, err := outbox.Fingerprint(t.Context(), db.Pool, "p", gone); err == nil || !strings.Contains(err.Error(), `no table public.gone`) {
+	if _, err := outbox.Fingerprint(t.Context(), db.Pinned, "p", gone); err == nil || !strings.Contains(err.Error(), `no table public.gone`) {
 		t.Errorf("got %v", err)
 	}
 }

@@ -18,7 +18,7 @@ import (
 
 func unpublished(t *testing.T, db *testdb.DB, table *outbox.Table) (events []*event.Event) {
 	t.Helper()
-	err := postgres.InSnapshot(t.Context(), db.Pool, "", func(tx pgx.Tx) error {
+	err := postgres.InSnapshot(t.Context(), db.Pinned, "", func(tx pgx.Tx) error {
 		return table.Unpublished(t.Context(), tx, func(e *event.Event) error {
 			events = append(events, e)
 			return nil
@@ -59,7 +59,7 @@ func TestUnpublished_stopsAtTheFirstErrorOfItsReader(t *testing.T) {
 	fill(db, 3)
 	enough := errors.New("enough")
 	calls := 0
-	err := postgres.InTx(t.Context(), db.Pool, func(tx pgx.Tx) error {
+	err := postgres.InTx(t.Context(), db.Pinned, func(tx pgx.Tx) error {
 		return table.Unpublished(t.Context(), tx, func(*event.Event) error {
 			calls++
 			return enough
@@ -73,7 +73,7 @@ func TestUnpublished_stopsAtTheFirstErrorOfItsReader(t *testing.T) {
 func TestUnpublished_refusesATableThatIsNeverMarked(t *testing.T) {
 	db := testdb.New(t)
 	table := foreign(t, db, `id int PRIMARY KEY, type text, payload text`)
-	err := postgres.InTx(t.Context(), db.Pool, func(tx pgx.Tx) error {
+	err := postgres.InTx(t.Context(), db.Pinned, func(tx pgx.Tx) error {
 		return table.Unpublished(t.Context(), tx, func(*event.Event) error { return nil })
 	})
 	if err == nil || !strings.Contains(err.Error(), "no published column") {

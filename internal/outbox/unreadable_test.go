@@ -25,7 +25,7 @@ func TestRowByRow_givesTheOtherRowsAndSaysWhatCannotBeRead(t *testing.T) {
 	bad := map[string]string{"e7": "payload", "e8": "payload", "e40": "payload", "e20": "created_at"}
 
 	read := func(table *outbox.Table) (events []*event.Event, err error) {
-		return events, postgres.InSnapshot(t.Context(), db.Pool, "", func(tx pgx.Tx) error {
+		return events, postgres.InSnapshot(t.Context(), db.Pinned, "", func(tx pgx.Tx) error {
 			return table.Unpublished(t.Context(), tx, func(e *event.Event) error {
 				events = append(events, e)
 				return nil
@@ -59,7 +59,7 @@ func TestRowByRow_givesTheOtherRowsAndSaysWhatCannotBeRead(t *testing.T) {
 	}
 
 	// By reference, as a debt reads them.
-	err = postgres.InTx(t.Context(), db.Pool, func(tx pgx.Tx) error {
+	err = postgres.InTx(t.Context(), db.Pinned, func(tx pgx.Tx) error {
 		rows, err := table.Fetch(t.Context(), tx, []string{"e1", "e7", "e50", "gone"})
 		if err != nil || len(rows) != 3 {
 			t.Fatalf("%d rows, %v, want 3", len(rows), err)

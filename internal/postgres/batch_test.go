@@ -7,63 +7,47 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/testdb"
 )
 
 // oneSession is a pool of a single session, in which each thing happens after the other.
-func oneSession(t *testing.T, db *testdb.DB, mode pgx.QueryExecMode) *pgxpool.Pool {
-	t.Helper()
-	config, err := pgxpool.ParseConfig(db.DSN)
-	if err != nil {
-		t.Fatal(err)
-	}
-	config.MaxConns = 1
-	config.ConnConfig.DefaultQueryExecMode = mode
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
-	return pool
+func oneSession(db *testdb.DB, mode string) *postgres.Pool {
+	return db.Open("pool_max_conns=1", "default_query_exec_mode="+mode)
 }
 
-func sessionOf(t *testing.T, pool *pgxpool.Pool) (pid uint32) {
+func sessionOf(t *testing.T, pool *postgres.Pool) (pid uint32) {
 	t.Helper()
-	if err := pool.AcquireFunc(t.Context(), func(conn *pgxpool.Conn) error {
-		pid = conn.Conn().PgConn().PID()
-		return nil
-	}); err != nil {
+	if err := pool.QueryRow(t.Context(), `SELECT pg_backend_pid()`).Scan(&pid); err != nil {
 		t.Fatal(err)
 	}
 	return pid
 }
 
 // modes are those that the options of a connection and a pooler lead to.
-var modes = []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol}
+var modes = []string{"cache_statement", "cache_describe", "exec", "simple_protocol"}
 
 func TestInBatch_isOneTransactionInWhichEachStatementSeesTheOnesBefore(t *testing.T) {
 	for _, mode := range modes {
-		t.Run(mode.String(), func(t *testing.T) {
+		t.Run(mode, func(t *testing.T) {
 			db := testdb.NewEmpty(t)
-			pool := oneSession(t, db, mode)
-			db.Exec(`CREATE TABLE numbers (n bigint, written_in xid8 DEFAULT pg_current_xact_id())`)
+			pool := oneSession(db, mode)
+			db.Exec(`CREATE TABLE public.numbers (n bigint, written_in xid8 DEFAULT pg_current_xact_id())`)
 			var sum int64
 			err := postgres.InBatch(t.Context(), pool, func(batch *pgx.Batch) error {
-				batch.Queue(`INSERT INTO numbers VALUES ($1)`, 41)
-				batch.Queue(`INSERT INTO numbers SELECT max(n) + 1 FROM numbers`)
-				batch.Queue(`SELECT sum(n)::bigint FROM numbers`).QueryRow(func(row pgx.Row) error { return row.Scan(&sum) })
+				batch.Queue(`INSERT INTO public.numbers VALUES ($1)`, 41)
+				batch.Queue(`INSERT INTO public.numbers SELECT max(n) + 1 FROM public.numbers`)
+				batch.Queue(`SELECT sum(n)::bigint FROM public.numbers`).QueryRow(func(row pgx.Row) error { return row.Scan(&sum) })
 				return nil
 			})
 			if err != nil {
 				t.Fatal(err)
 			}
-			if committed := db.Int(`SELECT sum(n)::bigint FROM numbers`); sum != 83 || committed != 83 {
+			if committed := db.Int(`SELECT sum(n)::bigint FROM public.numbers`); sum != 83 || committed != 83 {
 				t.Errorf("the numbers add up to %d, and to %d afterwards, want 83", sum, committed)
 			}
-			if transactions := db.Int(`SELECT count(DISTINCT written_in) FROM numbers`); transactions != 1 {
+			if transactions := db.Int(`SELECT count(DISTINCT written_in) FROM public.numbers`); transactions != 1 {
 				t.Errorf("written in %d transactions, want 1", transactions)
 			}
 		})
@@ -80,10 +64,10 @@ func TestInBatch_leavesNothingBehindAndTheSessionUsable(t *testing.T) {
 		}
 	}
 	const (
-		good     = `INSERT INTO numbers VALUES (1)`
-		negative = `INSERT INTO numbers VALUES (-1)` // against a check
-		again    = `INSERT INTO numbers VALUES (7)`  // against a constraint that is looked at by the commit
-		nowhere  = `INSERT INTO elsewhere VALUES (1)`
+		good     = `INSERT INTO public.numbers VALUES (1)`
+		negative = `INSERT INTO public.numbers VALUES (-1)` // against a check
+		again    = `INSERT INTO public.numbers VALUES (7)`  // against a constraint that is looked at by the commit
+		nowhere  = `INSERT INTO public.elsewhere VALUES (1)`
 	)
 	refused := errors.New("refused")
 	isRefused := func(err error) bool { return errors.Is(err, refused) }
@@ -99,17 +83,17 @@ func TestInBatch_leavesNothingBehindAndTheSessionUsable(t *testing.T) {
 		{"queue itself", func(*pgx.Batch) error { return refused }, isRefused},
 	}
 	for _, mode := range modes {
-		t.Run(mode.String(), func(t *testing.T) {
+		t.Run(mode, func(t *testing.T) {
 			db := testdb.NewEmpty(t)
-			db.Exec(`CREATE TABLE numbers (n bigint CHECK (n > 0) UNIQUE DEFERRABLE INITIALLY DEFERRED)`)
-			db.Exec(`INSERT INTO numbers VALUES (7)`)
-			pool := oneSession(t, db, mode)
+			db.Exec(`CREATE TABLE public.numbers (n bigint CHECK (n > 0) UNIQUE DEFERRABLE INITIALLY DEFERRED)`)
+			db.Exec(`INSERT INTO public.numbers VALUES (7)`)
+			pool := oneSession(db, mode)
 			session := sessionOf(t, pool)
 			for _, test := range tests {
 				if err := postgres.InBatch(t.Context(), pool, test.queue); !test.want(err) {
 					t.Errorf("%s: the error is %v", test.name, err)
 				}
-				if rows := db.Int(`SELECT count(*) FROM numbers`); rows != 1 {
+				if rows := db.Int(`SELECT count(*) FROM public.numbers`); rows != 1 {
 					t.Errorf("%s: %d rows, want the one that was there", test.name, rows)
 				}
 				if got := sessionOf(t, pool); got != session {
@@ -127,22 +111,22 @@ func hasCode(code string) func(error) bool {
 
 func TestInBatch_leavesNothingBehindWhenAValueCannotBeSent(t *testing.T) {
 	for _, mode := range modes {
-		t.Run(mode.String(), func(t *testing.T) {
+		t.Run(mode, func(t *testing.T) {
 			db := testdb.NewEmpty(t)
-			db.Exec(`CREATE TABLE numbers (n bigint)`)
-			pool := oneSession(t, db, mode)
+			db.Exec(`CREATE TABLE public.numbers (n bigint)`)
+			pool := oneSession(db, mode)
 			err := postgres.InBatch(t.Context(), pool, func(batch *pgx.Batch) error {
-				batch.Queue(`INSERT INTO numbers VALUES (1)`)
-				batch.Queue(`INSERT INTO numbers VALUES ($1)`, struct{}{})
+				batch.Queue(`INSERT INTO public.numbers VALUES (1)`)
+				batch.Queue(`INSERT INTO public.numbers VALUES ($1)`, struct{}{})
 				return nil
 			})
 			if err == nil {
 				t.Error("it was sent")
 			}
-			if _, err := pool.Exec(t.Context(), `INSERT INTO numbers VALUES (2)`); err != nil {
+			if _, err := pool.Exec(t.Context(), `INSERT INTO public.numbers VALUES (2)`); err != nil {
 				t.Errorf("the next statement: %v", err)
 			}
-			if got, want := db.Texts(`SELECT n::text FROM numbers`), []string{"2"}; !slices.Equal(got, want) {
+			if got, want := db.Texts(`SELECT n::text FROM public.numbers`), []string{"2"}; !slices.Equal(got, want) {
 				t.Errorf("numbers are %q, want %q", got, want)
 			}
 		})
@@ -151,8 +135,8 @@ func TestInBatch_leavesNothingBehindWhenAValueCannotBeSent(t *testing.T) {
 
 func TestInBatch_givesUpASessionWhoseTransactionIsUnfinished(t *testing.T) {
 	db := testdb.NewEmpty(t)
-	db.Exec(`CREATE TABLE numbers (n bigint)`)
-	pool := oneSession(t, db, pgx.QueryExecModeCacheStatement)
+	db.Exec(`CREATE TABLE public.numbers (n bigint)`)
+	pool := oneSession(db, "cache_statement")
 	ctx, cancel := context.WithCancel(t.Context())
 	holder, err := db.Pool.Begin(t.Context())
 	if err != nil {
@@ -165,7 +149,7 @@ func TestInBatch_givesUpASessionWhoseTransactionIsUnfinished(t *testing.T) {
 	ended := make(chan error)
 	go func() {
 		ended <- postgres.InBatch(ctx, pool, func(batch *pgx.Batch) error {
-			batch.Queue(`INSERT INTO numbers VALUES (1)`)
+			batch.Queue(`INSERT INTO public.numbers VALUES (1)`)
 			batch.Queue(`SELECT pg_advisory_xact_lock(1)`)
 			return nil
 		})
@@ -184,10 +168,10 @@ func TestInBatch_givesUpASessionWhoseTransactionIsUnfinished(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The next one has a session, and no transaction of somebody else.
-	if _, err := pool.Exec(t.Context(), `INSERT INTO numbers VALUES (2)`); err != nil {
+	if _, err := pool.Exec(t.Context(), `INSERT INTO public.numbers VALUES (2)`); err != nil {
 		t.Fatal(err)
 	}
-	if rows := db.Int(`SELECT count(*) FROM numbers WHERE n = 2`); rows != 1 {
+	if rows := db.Int(`SELECT count(*) FROM public.numbers WHERE n = 2`); rows != 1 {
 		t.Errorf("%d rows, want 1", rows)
 	}
 }

@@ -29,50 +29,59 @@ const pingTimeout = 3 * time.Second
 // password or a server that is away is known now. Behind a pooler no statement is prepared by name, so that
 // one in transaction mode will do. No error contains a piece of the password.
 //
-// The caller closes the pool. A pool is safe for concurrent use.
-func Open(ctx context.Context, dsn, application string) (*pgxpool.Pool, error) {
+// The caller closes the pool.
+func Open(ctx context.Context, dsn, application string) (*Pool, error) {
 	config, err := parse(dsn)
 	if err != nil {
 		return nil, err
 	}
-	config.ConnConfig.RuntimeParams["application_name"] = application
+	return open(ctx, config, dsn, application)
+}
+
+// OpenOne is Open with a single session, whatever the connection string says.
+func OpenOne(ctx context.Context, dsn, application string) (*Pool, error) {
+	config, err := parse(dsn)
+	if err != nil {
+		return nil, err
+	}
+	config.MinConns, config.MinIdleConns, config.MaxConns = 0, 0, 1
+	return open(ctx, config, dsn, application)
+}
+
+func open(ctx context.Context, config *pgxpool.Config, dsn, application string) (*Pool, error) {
+	setParam(&config.ConnConfig.Config, "application_name", application)
+	// Before anything is asked: a database in another encoding, or a role, would choose another one. Poolers know
+	// this parameter, too.
+	setParam(&config.ConnConfig.Config, "client_encoding", "UTF8")
 	if config.PingTimeout == 0 { // a connection whose other end is gone without a word is found before it is used
 		config.PingTimeout = pingTimeout
+	}
+	if config.ConnConfig.DefaultQueryExecMode != pgx.QueryExecModeCacheStatement {
+		config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec // of the others, the one that asks nothing before
 	}
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
 		return nil, Mask(fmt.Errorf("open pool on %s: %w", target(&config.ConnConfig.Config), err), dsn)
 	}
-	pooled, err := throughPooler(ctx, pool)
+	p := &Pool{pool}
+	pooled, err := p.Pooled(ctx)
 	if err != nil {
-		pool.Close()
+		p.Close()
 		return nil, ConnectError(err, dsn)
 	}
 	if pooled && config.ConnConfig.DefaultQueryExecMode == pgx.QueryExecModeCacheStatement {
-		pool.Close()
+		p.Close()
 		// Statements prepared by name belong to a session of the server, which the pooler gives to others.
-		config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe
-		if pool, err = pgxpool.NewWithConfig(ctx, config); err != nil {
+		config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
+		if p.pool, err = pgxpool.NewWithConfig(ctx, config); err != nil {
 			return nil, Mask(fmt.Errorf("open pool on %s: %w", target(&config.ConnConfig.Config), err), dsn)
 		}
 	}
-	return pool, nil
+	return p, nil
 }
 
-// throughPooler reports whether a pooler stands before the server: it gives out keys for cancelling of its
-// own, so the process id in ours is not that of the session that answers.
-func throughPooler(ctx context.Context, pool *pgxpool.Pool) (bool, error) {
-	conn, err := pool.Acquire(ctx)
-	if err != nil {
-		return false, err
-	}
-	defer conn.Release()
-	var pid uint32
-	err = conn.QueryRow(ctx, "SELECT pg_catalog.pg_backend_pid()", pgx.QueryExecModeSimpleProtocol).Scan(&pid)
-	return pid != conn.Conn().PgConn().PID(), err
-}
-
-// ConnConfig parses dsn for a single connection. Its errors contain no piece of the password.
+// ConnConfig parses dsn, to learn where it leads or for a test's connection. Its errors contain no piece of the
+// password.
 func ConnConfig(dsn string) (*pgx.ConnConfig, error) {
 	config, err := parse(dsn)
 	if err != nil {
@@ -81,51 +90,42 @@ func ConnConfig(dsn string) (*pgx.ConnConfig, error) {
 	return config.ConnConfig, nil
 }
 
-// ReplicationParams returns the startup parameters that a replication session is pinned to, whatever
-// the server, the database, the role or the connection string say. The first group decides how column
-// values look as text in the stream, so that the same row has the same bytes in every session;
-// client_min_messages lets the warning through with which Postgres 18 skips a missing publication, and
-// wal_sender_timeout frees the slot soon after the network was cut; the keepalives do it for a session that does
-// not stream yet, in about the same time.
-// (PostgreSQL manual, "Streaming Replication Protocol" and "Client Connection Defaults")
-func ReplicationParams() map[string]string {
-	params := map[string]string{
-		"client_min_messages": "warning",
-		"wal_sender_timeout":  "10s",
-		"statement_timeout":   "0",
-
-		"tcp_keepalives_idle":     "5",
-		"tcp_keepalives_interval": "2",
-		"tcp_keepalives_count":    "3",
+// DirectConfig parses dsn for a session of our own, for what no transaction of a Pool can hold. All pins are startup
+// parameters, and connecting fails (ErrNotPinned) unless the server says that they hold; a pooler that passes none on
+// will not do. Statements there qualify functions and operators nevertheless. other are pins with another value than
+// usual. Its errors contain no piece of the password.
+func DirectConfig(dsn, application string, other ...Pin) (*pgx.ConnConfig, error) {
+	config, err := ConnConfig(dsn)
+	if err != nil {
+		return nil, err
 	}
-	for _, pin := range pins {
-		params[pin.name] = pin.value
-	}
-	return params
+	setParam(&config.Config, "application_name", application)
+	pinSession(&config.Config, other)
+	return config, nil
 }
 
-// ReplicationConfig parses dsn for a logical replication connection pinned to ReplicationParams. The
-// caller may still set application_name. A pooler in front of Postgres cannot carry such a connection.
-// Its errors contain no piece of the password.
+// replicationPins are those of a replication session. client_min_messages lets the warning through with which
+// Postgres 18 skips a missing publication, and wal_sender_timeout frees the slot soon after the network was cut; the
+// keepalives do it for a session that does not stream yet, in about the same time.
+// (PostgreSQL manual, "Streaming Replication Protocol" and "Client Connection Defaults")
+var replicationPins = []Pin{
+	{"client_min_messages", "warning"},
+	{"wal_sender_timeout", "10s"},
+	{"tcp_keepalives_idle", "5"},
+	{"tcp_keepalives_interval", "2"},
+	{"tcp_keepalives_count", "3"},
+}
+
+// ReplicationConfig is DirectConfig for a logical replication connection: a pooler in front of Postgres cannot carry
+// one. The caller may still set application_name.
 func ReplicationConfig(dsn string) (*pgconn.Config, error) {
 	parsed, err := parse(dsn)
 	if err != nil {
 		return nil, err
 	}
 	config := &parsed.ConnConfig.Config
-	params := ReplicationParams()
-	params["replication"] = "database"
-	for name := range config.RuntimeParams {
-		for pinned := range params {
-			// Setting names ignore case; "timezone" beside "TimeZone" would leave it to map order who wins.
-			if strings.EqualFold(name, pinned) {
-				delete(config.RuntimeParams, name)
-			}
-		}
-	}
-	for name, value := range params {
-		config.RuntimeParams[name] = value
-	}
+	setParam(config, "replication", "database")
+	pinSession(config, replicationPins)
 	return config, nil
 }
 

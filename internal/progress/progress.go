@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/oklog/ulid/v2"
 
 	"github.com/backendstart/walpost/internal/event"
@@ -24,13 +23,13 @@ import (
 
 // Service completes lessons and shows what came of them. It is safe for concurrent use.
 type Service struct {
-	pool  *pgxpool.Pool
+	pool  *postgres.Pool
 	clock func() time.Time
 	ids   func(time.Time) string
 }
 
 // New returns a Service on the database of pool, which stays the caller's to close.
-func New(pool *pgxpool.Pool) *Service {
+func New(pool *postgres.Pool) *Service {
 	return &Service{pool: pool, clock: time.Now, ids: newULID}
 }
 

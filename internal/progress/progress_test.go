@@ -9,8 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/testdb"
@@ -33,7 +31,7 @@ func wantRows(t *testing.T, db *testdb.DB, want int64) {
 
 func TestComplete_writesProgressAndEventTogether(t *testing.T) {
 	db := testdb.New(t)
-	s := New(db.Pool)
+	s := New(db.Pinned)
 	c := completion(42, 7)
 	c.TraceParent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 	result, err := s.Complete(t.Context(), c)
@@ -75,14 +73,14 @@ func TestComplete_writesProgressAndEventTogether(t *testing.T) {
 // F-47
 func TestComplete_returnsTheFirstResultWhenItIsRepeated(t *testing.T) {
 	db := testdb.New(t)
-	s := New(db.Pool)
+	s := New(db.Pinned)
 	first, err := s.Complete(t.Context(), completion(42, 7))
 	if err != nil {
 		t.Fatal(err)
 	}
 
 	// A day later, by a process that has restarted, and with other slugs.
-	later := New(db.Pool)
+	later := New(db.Pinned)
 	later.clock = func() time.Time { return time.Now().Add(24 * time.Hour) }
 	c := completion(42, 7)
 	c.TrackSlug = "rust"
@@ -100,7 +98,7 @@ func TestComplete_returnsTheFirstResultWhenItIsRepeated(t *testing.T) {
 
 func TestComplete_writesOneEventWhenFiftyCallsArriveAtOnce(t *testing.T) {
 	db := testdb.New(t)
-	s := New(db.Pool)
+	s := New(db.Pinned)
 	const calls = 50
 	results := make([]Result, calls)
 	start := make(chan struct{})
@@ -135,7 +133,7 @@ func TestComplete_writesOneEventWhenFiftyCallsArriveAtOnce(t *testing.T) {
 func TestComplete_completesALessonThatWasOnlyBegun(t *testing.T) {
 	db := testdb.New(t)
 	db.Exec(`INSERT INTO public.lesson_progress (user_id, lesson_id, track_slug, lesson_slug) VALUES (42, 7, 'old', 'old')`)
-	result, err := New(db.Pool).Complete(t.Context(), completion(42, 7))
+	result, err := New(db.Pinned).Complete(t.Context(), completion(42, 7))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -147,7 +145,7 @@ func TestComplete_completesALessonThatWasOnlyBegun(t *testing.T) {
 
 // overtake starts a completion that stops while it holds its user's lock and has no row number yet,
 // then the second one, and lets the first go on only when the second waits for it. meanwhile runs before that.
-func overtake(t *testing.T, db *testdb.DB, pool *pgxpool.Pool, first, second Completion, meanwhile func(context.Context)) (results [2]Result) {
+func overtake(t *testing.T, db *testdb.DB, pool *postgres.Pool, first, second Completion, meanwhile func(context.Context)) (results [2]Result) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -206,7 +204,7 @@ func TestComplete_waitsForNoAdvisoryLock(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	if _, err := New(db.Pool).Complete(ctx, completion(42, 1)); err != nil {
+	if _, err := New(db.Pinned).Complete(ctx, completion(42, 1)); err != nil {
 		t.Error(err)
 	}
 	wantRows(t, db, 1)
@@ -215,9 +213,9 @@ func TestComplete_waitsForNoAdvisoryLock(t *testing.T) {
 // A repair reads the outbox by number, so numbers of one user must follow the order of the commits.
 func TestComplete_letsLessonsOfOneUserPassOneAfterTheOther(t *testing.T) {
 	db := testdb.New(t)
-	overtake(t, db, db.Pool, completion(42, 1), completion(42, 2), func(ctx context.Context) {
+	overtake(t, db, db.Pinned, completion(42, 1), completion(42, 2), func(ctx context.Context) {
 		// Somebody else does not wait.
-		if _, err := New(db.Pool).Complete(ctx, completion(43, 1)); err != nil {
+		if _, err := New(db.Pinned).Complete(ctx, completion(43, 1)); err != nil {
 			t.Error(err)
 		}
 	})
@@ -230,17 +228,7 @@ func TestComplete_letsLessonsOfOneUserPassOneAfterTheOther(t *testing.T) {
 // A server default must not have the snapshot taken before the lock is held.
 func TestComplete_copesWithRepeatableReadAsTheServersDefault(t *testing.T) {
 	db := testdb.New(t)
-	config, err := pgxpool.ParseConfig(db.DSN)
-	if err != nil {
-		t.Fatal(err)
-	}
-	config.ConnConfig.RuntimeParams["default_transaction_isolation"] = "repeatable read"
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer pool.Close()
-	results := overtake(t, db, pool, completion(42, 7), completion(42, 7), func(context.Context) {})
+	results := overtake(t, db, db.Open("default_transaction_isolation=repeatable%20read"), completion(42, 7), completion(42, 7), func(context.Context) {})
 	if !results[1].AlreadyCompleted || results[1].EventID != results[0].EventID {
 		t.Errorf("results are %+v, want the second to repeat the first", results)
 	}
@@ -261,7 +249,7 @@ func TestComplete_leavesNothingBehindWhenTheEventCannotBeWritten(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			db := testdb.New(t)
-			s := New(db.Pool)
+			s := New(db.Pinned)
 			db.Exec(test.fault)
 			_, err := s.Complete(t.Context(), completion(42, 7))
 			if got := postgres.Code(err); got != test.code {
@@ -297,7 +285,7 @@ func TestComplete_writesAnEventExactlyIfATriggerLetsProgressBeStored(t *testing.
 				}
 				db.Exec(`CREATE FUNCTION public.alter() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN ` + test.body + ` END $$;
 					CREATE TRIGGER alter BEFORE INSERT OR UPDATE ON public.lesson_progress FOR EACH ROW EXECUTE FUNCTION public.alter()`)
-				result, err := New(db.Pool).Complete(t.Context(), completion(42, 7))
+				result, err := New(db.Pinned).Complete(t.Context(), completion(42, 7))
 				if stored := err == nil && !result.AlreadyCompleted; stored != (test.want == 1) {
 					t.Errorf("the result is %+v, %v", result, err)
 				}
@@ -310,19 +298,9 @@ func TestComplete_writesAnEventExactlyIfATriggerLetsProgressBeStored(t *testing.
 // F-18, with REVOKE: a role that may write progress but not the outbox.
 func TestComplete_leavesNothingBehindWithoutThePrivilegeOnTheOutbox(t *testing.T) {
 	db := testdb.New(t)
-	config, err := pgxpool.ParseConfig(db.DSN)
-	if err != nil {
-		t.Fatal(err)
-	}
 	// Roles belong to the whole server, other databases of tests included; a predefined one does no harm.
 	db.Exec(`GRANT SELECT, INSERT, UPDATE ON public.lesson_progress TO pg_monitor; GRANT USAGE ON SCHEMA public TO pg_monitor`)
-	config.ConnConfig.RuntimeParams["role"] = "pg_monitor"
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer pool.Close()
-	_, err = New(pool).Complete(t.Context(), completion(42, 7))
+	_, err := New(db.Open("role=pg_monitor")).Complete(t.Context(), completion(42, 7))
 	if got, want := postgres.Code(err), "42501"; got != want {
 		t.Errorf("code is %q, want %q (error: %v)", got, want, err)
 	}
@@ -340,7 +318,7 @@ func TestReads_areNewestFirstInUTCAndOfOneUserOnly(t *testing.T) {
 		INSERT INTO public.notifications VALUES
 			('e1', 1, 'old', '2026-01-01', NULL), ('e2', 1, 'new', '2026-01-02', '2026-01-02 10:00+00'), ('e3', 2, 'other', '2026-01-03', NULL);
 		INSERT INTO public.recommendations VALUES (1, 'old', 1, '2026-01-01'), (1, 'new', 2, '2026-01-02'), (2, 'other', 3, '2026-01-03')`)
-	s := New(db.Pool)
+	s := New(db.Pinned)
 
 	lessons, err := s.Lessons(ctx, 1, 10)
 	if err != nil {

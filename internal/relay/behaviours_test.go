@@ -119,7 +119,7 @@ func awaitOwed(t *testing.T, db *testdb.DB, name string, n int64) {
 }
 
 // book is the debt as people change it.
-func book(db *testdb.DB) *debt.Store { return debt.NewStore(db.Pool, db.Name) }
+func book(db *testdb.DB) *debt.Store { return debt.NewStore(db.Pinned, db.Name) }
 
 // of returns the part of Progress that belongs to a subscriber.
 func (r *running) of(name string) relay.Subscriber {

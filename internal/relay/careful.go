@@ -8,9 +8,9 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/subscriber"
 )
 
@@ -44,9 +44,11 @@ func (s *suspect) same(subscriber string, ev *event.Event) bool {
 // confirmed, takes the count back.
 func (r *Relay) countStart(ctx context.Context) (unclean int, found *suspect, err error) {
 	var text []byte
-	err = r.Pool.QueryRow(ctx, `
-		UPDATE walpost.slots SET unclean_starts = unclean_starts + 1 WHERE slot = $1
-		RETURNING unclean_starts - 1, suspect`, r.Slot).Scan(&unclean, &text)
+	err = postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) error {
+		return tx.QueryRow(ctx, `
+			UPDATE walpost.slots SET unclean_starts = unclean_starts + 1 WHERE slot = $1
+			RETURNING unclean_starts - 1, suspect`, r.Slot).Scan(&unclean, &text)
+	})
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return 0, nil, nil
@@ -86,13 +88,13 @@ func (r *Relay) endCare(ctx context.Context, s *session, p *parts, stop context.
 // guard lets one event at a time through and writes down which one, so that the event that ends the
 // process is known afterwards.
 type guard struct {
-	pool  *pgxpool.Pool
+	pool  *postgres.Pool
 	slot  string
 	found *suspect      // at the start
 	free  chan struct{} // has a token while no event is in hand
 }
 
-func newGuard(pool *pgxpool.Pool, slot string, found *suspect) *guard {
+func newGuard(pool *postgres.Pool, slot string, found *suspect) *guard {
 	g := &guard{pool: pool, slot: slot, found: found, free: make(chan struct{}, 1)}
 	g.free <- struct{}{}
 	return g

@@ -12,12 +12,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/backendstart/walpost/internal/ack"
 	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/outbox"
+	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/relay"
 	"github.com/backendstart/walpost/internal/subscriber"
 	"github.com/backendstart/walpost/internal/subscriber/subscribertest"
@@ -36,7 +36,7 @@ const (
 func victim(dsn string) {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	pool, err := pgxpool.New(ctx, dsn)
+	pool, err := postgres.Open(ctx, dsn, "victim")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
@@ -46,7 +46,7 @@ func victim(dsn string) {
 			if name == "fragile" && d.ID == "killer" {
 				os.Exit(killed)
 			}
-			_, err := pool.Exec(ctx, `INSERT INTO taken VALUES ($1, $2)`, name, d.ID)
+			_, err := pool.Exec(ctx, `INSERT INTO public.taken VALUES ($1, $2)`, name, d.ID)
 			return err
 		})
 	}

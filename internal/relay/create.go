@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/event"
@@ -40,7 +39,7 @@ func (rec *record) nextEpoch(system wal.System) int32 {
 	return rec.epoch
 }
 
-func loadRecord(ctx context.Context, pool *pgxpool.Pool, slot string) (*record, error) {
+func loadRecord(ctx context.Context, pool *postgres.Pool, slot string) (*record, error) {
 	var rec record
 	var confirmed string
 	err := pool.QueryRow(ctx, `

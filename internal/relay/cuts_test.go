@@ -136,6 +136,7 @@ func TestRelay_comesBackWhenTheServerTakesItsConnectionsAgain(t *testing.T) {
 			before := said.lines()
 			insertAll(db, "a", numbered("cut", 20))
 			db.Pool.Reset()
+			db.Pinned.Reset()
 			c.refuse(t, server, admin, who)
 			mustExec(t, admin, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = $1`, who)
 			eventually(t, "it is not ready and says why", func() bool {
@@ -155,6 +156,7 @@ func TestRelay_comesBackWhenTheServerTakesItsConnectionsAgain(t *testing.T) {
 			}
 			c.allow(t, server, admin, who)
 			db.Pool.Reset()
+			db.Pinned.Reset()
 			begun := time.Now()
 			r.awaitStreaming()
 			eventually(t, "it is well", func() bool { return r.Health().Ready && o.Lease.Valid() })

@@ -19,11 +19,11 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/outbox"
+	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/relay"
 	"github.com/backendstart/walpost/internal/subscriber"
 	"github.com/backendstart/walpost/internal/subscriber/subscribertest"
@@ -295,14 +295,9 @@ func startMortal(t *testing.T, db *testdb.DB, o relay.Options) (r *running, kill
 	}
 }
 
-func openPool(t *testing.T, dsn string, sessions int32) *pgxpool.Pool {
+func openPool(t *testing.T, dsn string, sessions int32) *postgres.Pool {
 	t.Helper()
-	config, err := pgxpool.ParseConfig(dsn)
-	if err != nil {
-		t.Fatal(err)
-	}
-	config.MaxConns = sessions
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	pool, err := postgres.Open(t.Context(), fmt.Sprintf("%s&pool_max_conns=%d", dsn, sessions), t.Name())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -202,7 +202,7 @@ func TestRelay_keepsTheInboxWhileAnEventIsOwedToAnyone(t *testing.T) {
 	db.Exec(`CREATE TABLE effects (event_id text)`)
 	counting := func() *kept {
 		k := keeping(func(ctx context.Context, d subscriber.Delivery) error {
-			return subscriber.Once(ctx, db.Pool, db.Name, "counting", []subscriber.Delivery{d}, func(ctx context.Context, tx pgx.Tx, _ []subscriber.Delivery) error {
+			return subscriber.Once(ctx, db.Pinned, db.Name, "counting", []subscriber.Delivery{d}, func(ctx context.Context, tx pgx.Tx, _ []subscriber.Delivery) error {
 				_, err := tx.Exec(ctx, `INSERT INTO public.effects VALUES ($1)`, d.ID)
 				return err
 			})
@@ -256,7 +256,7 @@ func TestRelay_keepsTwoSourcesWithOneIdApart(t *testing.T) {
 	db.Exec(`INSERT INTO games (payload) VALUES ('a game')`)
 	awaitOwed(t, db, "sub", 2)
 	sub.behave(func(ctx context.Context, d subscriber.Delivery) error {
-		return subscriber.Once(ctx, db.Pool, db.Name, "sub", []subscriber.Delivery{d}, func(ctx context.Context, tx pgx.Tx, _ []subscriber.Delivery) error {
+		return subscriber.Once(ctx, db.Pinned, db.Name, "sub", []subscriber.Delivery{d}, func(ctx context.Context, tx pgx.Tx, _ []subscriber.Delivery) error {
 			_, err := tx.Exec(ctx, `INSERT INTO public.effects VALUES ($1)`, string(d.Payload))
 			return err
 		})

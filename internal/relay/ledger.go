@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/backendstart/walpost/internal/ack"
 	"github.com/backendstart/walpost/internal/event"
@@ -21,7 +20,7 @@ const statementLimit = 30 * time.Second
 
 // tableLedger writes to walpost.slots, walpost.subscribers and the outbox tables.
 type tableLedger struct {
-	pool  *pgxpool.Pool
+	pool  *postgres.Pool
 	slot  string
 	fence *store.Fence
 

@@ -13,7 +13,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/backendstart/walpost/internal/ack"
@@ -23,6 +22,7 @@ import (
 	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/lease"
 	"github.com/backendstart/walpost/internal/outbox"
+	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/store"
 	"github.com/backendstart/walpost/internal/subscriber"
 	"github.com/backendstart/walpost/internal/wal"
@@ -31,7 +31,7 @@ import (
 // Options are what a relay is made of.
 type Options struct {
 	// Pool is for the relay's own statements; subscribers have another one, so that they cannot starve it.
-	Pool *pgxpool.Pool
+	Pool *postgres.Pool
 	// ReplicationURL is a direct connection string: a pooler cannot carry replication.
 	ReplicationURL    string
 	Slot, Publication string

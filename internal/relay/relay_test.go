@@ -35,7 +35,7 @@ func lessons() *outbox.Source {
 // options are those of a relay on db with the given subscribers.
 func options(t *testing.T, db *testdb.DB, subs ...subscriber.Subscriber) relay.Options {
 	o := relay.Options{
-		Pool: db.Pool, ReplicationURL: db.DSN,
+		Pool: db.Pinned, ReplicationURL: db.DSN,
 		Slot: db.Name, Publication: "walpost",
 		Sources:  []*outbox.Source{lessons()},
 		Window:   ack.Window{Events: 10000, Bytes: 32 << 20},

@@ -37,7 +37,7 @@ type recording struct {
 // before it has looked up all that was written before the stream began.
 func (r *Relay) recordRows(ctx context.Context, tx pgx.Tx, s *session, o recording) (int64, error) {
 	// It writes only now and then, while the other transaction reads. And the next leader waits for its end, which
-	// must not be that of the server's keepalives, two hours, when the network is cut: see postgres.ReplicationParams.
+	// must not be that of the server's keepalives, two hours, when the network is cut: see postgres.ReplicationConfig.
 	_, err := tx.Exec(ctx, `SELECT pg_catalog.set_config(name, value, true) FROM (VALUES ('idle_in_transaction_session_timeout', '0'),
 		('tcp_keepalives_idle', '5'), ('tcp_keepalives_interval', '2'), ('tcp_keepalives_count', '3')) s (name, value)`)
 	if err != nil {

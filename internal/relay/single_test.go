@@ -267,7 +267,7 @@ func TestRelay_writesNothingOfASlotUnderATermThatIsOver(t *testing.T) {
 			})
 			first := db.Int(lead)
 			reader := store.Key(db.Int(`SELECT reader_key FROM walpost.leader`))
-			if err := store.NewFence(db.Name).Lead(context.WithoutCancel(t.Context()), db.Pool, "another", reader, false); err != nil {
+			if err := store.NewFence(db.Name).Lead(context.WithoutCancel(t.Context()), db.Pinned, "another", reader, false); err != nil {
 				t.Fatal(err)
 			}
 			mustExec(t, hold, `COMMIT`)

@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/backendstart/walpost/internal/pgserver"
-	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/relay"
 	"github.com/backendstart/walpost/internal/subscriber/subscribertest"
 	"github.com/backendstart/walpost/internal/testdb"
@@ -35,13 +34,7 @@ func TestRelay_followsToAStandbyThatIsPromoted(t *testing.T) {
 	}
 	db.Exec(`SELECT pg_create_physical_replication_slot('standby')`)
 	standby := testdb.NewStandby(t, primary, settings)
-	db.DSN = withHost(t, db.DSN, address(primary)+","+address(standby)) + "&target_session_attrs=read-write"
-	pool, err := postgres.Open(t.Context(), db.DSN, t.Name())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
-	db.Pool = pool
+	db.Use(withHost(t, db.DSN, address(primary)+","+address(standby)) + "&target_session_attrs=read-write")
 	reader := openPool(t, withHost(t, db.DSN, address(standby))+"&target_session_attrs=any", 2)
 	onStandby := func(sql string, args ...any) bool {
 		var so bool

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/subscriber"
 	"github.com/backendstart/walpost/internal/subscriber/subscribertest"
 	"github.com/backendstart/walpost/internal/testdb"
@@ -58,13 +59,13 @@ func storm(t *testing.T, db *testdb.DB, random *rand.Rand, prefix string) (*writ
 		all.Go(func() {
 			for n := range transactions {
 				rows := make(map[string]string)
-				err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+				err := postgres.InTx(t.Context(), pool, func(tx pgx.Tx) error {
 					for row := range 1 + random.IntN(5) {
 						id := fmt.Sprintf("%s-%d-%d-%d", prefix, i, n, row)
 						payload := fmt.Sprintf(`{"n": %d.%d0, "writer": %d}`, random.Uint64(), random.Uint32(), i)
 						// The transactions overlap because each takes its time, here and in between.
 						_, err := tx.Exec(t.Context(), `
-							INSERT INTO outbox (event_id, event_type, partition_key, payload)
+							INSERT INTO public.outbox (event_id, event_type, partition_key, payload)
 							SELECT $1, 'lesson.completed', $2, $3::text::jsonb FROM pg_sleep($4)`,
 							id, fmt.Sprintf("key-%d", random.IntN(8)), payload, random.Float64()/100)
 						if err != nil {

@@ -25,13 +25,13 @@ func storeOn(t *testing.T, db *testdb.DB) *replay.Store {
 		{Name: "lessons", Schema: "public", Table: "outbox", Mark: true, Ours: true, Retention: 90 * time.Minute},
 		{Name: "facts", Schema: "public", Table: "facts"},
 	} {
-		table, err := source.Inspect(t.Context(), db.Pool)
+		table, err := source.Inspect(t.Context(), db.Pinned)
 		if err != nil {
 			t.Fatal(err)
 		}
 		tables = append(tables, table)
 	}
-	return replay.NewStore(db.Pool, "s", tables, []string{"signals"})
+	return replay.NewStore(db.Pinned, "s", tables, []string{"signals"})
 }
 
 func TestEstimate_tellsWhatWouldBeSentAndWhatCannot(t *testing.T) {
@@ -109,7 +109,7 @@ func TestSave_isPartOfTheLeadershipAndLearnsOfACancel(t *testing.T) {
 	replays := storeOn(t, db)
 	db.Exec(`INSERT INTO outbox (event_id, event_type, payload) VALUES ('e1', 'a', '{}')`)
 	fence := store.NewFence("s")
-	if err := fence.Lead(t.Context(), db.Pool, "first", 0, false); err != nil {
+	if err := fence.Lead(t.Context(), db.Pinned, "first", 0, false); err != nil {
 		t.Fatal(err)
 	}
 	asked, err := replays.Ask(t.Context(), replay.Request{Subscriber: "sub", Source: "lessons", Until: time.Now().Add(time.Hour), Again: true, Rate: 7}, 1, "ada", "why")
@@ -131,13 +131,13 @@ func TestSave_isPartOfTheLeadershipAndLearnsOfACancel(t *testing.T) {
 		*got.At[0] != "1" || got.AtSource != table || got.Last("lessons") == nil || got.Last("facts") != nil {
 		t.Errorf("got %+v, want %+v", got, asked)
 	}
-	if err := store.NewFence("s").Lead(t.Context(), db.Pool, "second", 0, false); err != nil {
+	if err := store.NewFence("s").Lead(t.Context(), db.Pinned, "second", 0, false); err != nil {
 		t.Fatal(err)
 	}
 	if err := replays.Save(t.Context(), fence, &asked); !errors.Is(err, store.ErrFenced) {
 		t.Errorf("saved under an old leadership: %v", err)
 	}
-	if err := fence.Lead(t.Context(), db.Pool, "first", 0, false); err != nil {
+	if err := fence.Lead(t.Context(), db.Pinned, "first", 0, false); err != nil {
 		t.Fatal(err)
 	}
 	if err := replays.CancelAll(t.Context(), "sub"); err != nil {

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/outbox"
@@ -17,7 +16,7 @@ import (
 
 // Store is the replays of one slot. It is safe for concurrent use, also by other processes.
 type Store struct {
-	pool     *pgxpool.Pool
+	pool     *postgres.Pool
 	slot     string
 	tables   []*outbox.Table
 	messages []string
@@ -25,7 +24,7 @@ type Store struct {
 
 // NewStore returns the replays of a slot. tables are those of its sources, messages the names of the sources
 // that have none; who only follows or cancels replays needs neither.
-func NewStore(pool *pgxpool.Pool, slot string, tables []*outbox.Table, messages []string) *Store {
+func NewStore(pool *postgres.Pool, slot string, tables []*outbox.Table, messages []string) *Store {
 	return &Store{pool, slot, tables, messages}
 }
 

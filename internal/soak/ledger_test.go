@@ -12,8 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
+	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/subscriber"
 	"github.com/backendstart/walpost/internal/testdb"
 )
@@ -24,7 +23,7 @@ import (
 // unlogged, so that they do not add to the WAL that is measured.
 type ledger struct {
 	name string
-	pool *pgxpool.Pool
+	pool *postgres.Pool
 }
 
 const ledgerTables = `

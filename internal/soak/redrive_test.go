@@ -45,7 +45,7 @@ func TestSoak_poisonedKeyIsRedrivenInOrderAndPausesNoOther(t *testing.T) {
 
 	behave(db, "only", "ok")
 	begin := time.Now()
-	outcome, err := debt.NewStore(db.Pool, db.Name).Redrive(t.Context(), debt.Filter{Subscriber: "only", Key: key}, "test", "mended")
+	outcome, err := debt.NewStore(db.Pinned, db.Name).Redrive(t.Context(), debt.Filter{Subscriber: "only", Key: key}, "test", "mended")
 	if err != nil || outcome.Deliveries != 1 {
 		t.Fatalf("redriven %d: %v", outcome.Deliveries, err)
 	}

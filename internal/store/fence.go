@@ -9,7 +9,6 @@ import (
 	"sync/atomic"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/postgres"
@@ -67,9 +66,9 @@ const fenceRows = 128
 var connections atomic.Int64
 
 // fenceRow is the row that a connection locks.
-func fenceRow(conn *pgx.Conn) int {
+func fenceRow(tx pgx.Tx) int {
 	const name = "walpost.fence"
-	data := conn.PgConn().CustomData()
+	data := postgres.SessionData(tx)
 	n, ok := data[name].(int)
 	if !ok {
 		n = int(connections.Add(1) % fenceRows)
@@ -82,7 +81,7 @@ func fenceRow(conn *pgx.Conn) int {
 // the slot (ClaimReader): nobody else does. With a lease, holder must have been elected; without, it takes the lead. It
 // waits for the transactions that hold the last leadership. If another relay has taken over meanwhile it returns
 // ErrOvertaken.
-func (f *Fence) Lead(ctx context.Context, pool *pgxpool.Pool, holder string, reader Key, elected bool) error {
+func (f *Fence) Lead(ctx context.Context, pool *postgres.Pool, holder string, reader Key, elected bool) error {
 	var term int64
 	var where, known string
 	err := postgres.InTx(ctx, pool, func(tx pgx.Tx) error {
@@ -142,22 +141,22 @@ func (f *Fence) Restart(confirmed event.LSN) {
 
 // Check returns ErrFenced if somebody else has led since Lead, and ErrChanged if this is another database.
 // It writes nothing.
-func (f *Fence) Check(ctx context.Context, pool *pgxpool.Pool) error {
+func (f *Fence) Check(ctx context.Context, pool *postgres.Pool) error {
 	return f.check(ctx, pool, `SELECT term, %s FROM walpost.leader WHERE slot = $1`, f.slot)
 }
 
 // Hold makes the transaction part of the leadership, or returns ErrFenced or ErrChanged.
 func (f *Fence) Hold(ctx context.Context, tx pgx.Tx) error {
-	return f.check(ctx, tx, `SELECT term, %s FROM walpost.fence WHERE slot = $1 AND n = $3 FOR SHARE`, f.slot, fenceRow(tx.Conn()))
+	return f.check(ctx, tx, `SELECT term, %s FROM walpost.fence WHERE slot = $1 AND n = $3 FOR SHARE`, f.slot, fenceRow(tx))
 }
 
-// QueueHold queues what makes a transaction of conn part of the leadership with a term, in a batch: result gets the
+// QueueHold queues what makes the transaction part of the leadership with a term, in a batch: result gets the
 // term that is now, or an error. A database without a leadership has term 0.
-func QueueHold(batch *pgx.Batch, conn *pgx.Conn, slot string, result func(term int64, err error) error) {
+func QueueHold(batch *pgx.Batch, tx pgx.Tx, slot string, result func(term int64, err error) error) {
 	// What waited for another transaction reads the row as that one left it.
 	// (PostgreSQL manual, "Read Committed Isolation Level")
 	const sql = `SELECT term FROM walpost.fence WHERE slot = $1 AND n = $2 FOR SHARE`
-	batch.Queue(sql, slot, fenceRow(conn)).QueryRow(func(row pgx.Row) error {
+	batch.Queue(sql, slot, fenceRow(tx)).QueryRow(func(row pgx.Row) error {
 		var term int64
 		err := row.Scan(&term)
 		if errors.Is(err, pgx.ErrNoRows) {

@@ -21,12 +21,12 @@ func TestFence_knowsARecordThatBeginsAnewFromADatabaseThatHasGoneBack(t *testing
 	db := testdb.New(t)
 	db.Exec(`INSERT INTO walpost.slots (slot, system_id, timeline, confirmed, state) VALUES ($1, '1', 1, '0/500', 'ready')`, slot)
 	fence := store.NewFence(slot)
-	if err := fence.Lead(t.Context(), db.Pool, "us", 0, false); err != nil {
+	if err := fence.Lead(t.Context(), db.Pinned, "us", 0, false); err != nil {
 		t.Fatal(err)
 	}
 	check := func(what string, want error) {
 		t.Helper()
-		if err := fence.Check(t.Context(), db.Pool); !errors.Is(err, want) {
+		if err := fence.Check(t.Context(), db.Pinned); !errors.Is(err, want) {
 			t.Errorf("%s: %v, want %v", what, err, want)
 		}
 	}
@@ -45,7 +45,7 @@ func TestFence_knowsARecordThatBeginsAnewFromADatabaseThatHasGoneBack(t *testing
 	check("anew from the beginning", nil)
 	write("0/0")
 	check("at the beginning", nil)
-	if err := store.NewFence(slot).Lead(t.Context(), db.Pool, "another", 0, false); err != nil {
+	if err := store.NewFence(slot).Lead(t.Context(), db.Pinned, "another", 0, false); err != nil {
 		t.Fatal(err)
 	}
 	check("another has led", store.ErrFenced)
@@ -57,15 +57,15 @@ func TestFence_leadsWithWhatTheLastLeadershipHasWrittenLast(t *testing.T) {
 	db := testdb.New(t)
 	db.Exec(`INSERT INTO walpost.slots (slot, system_id, timeline, confirmed, state) VALUES ($1, '1', 1, '0/500', 'ready')`, slot)
 	last, next := store.NewFence(slot), store.NewFence(slot)
-	if err := last.Lead(t.Context(), db.Pool, "last", 0, false); err != nil {
+	if err := last.Lead(t.Context(), db.Pinned, "last", 0, false); err != nil {
 		t.Fatal(err)
 	}
 	led := make(chan error, 1)
-	err := postgres.InTx(t.Context(), db.Pool, func(tx pgx.Tx) error {
+	err := postgres.InTx(t.Context(), db.Pinned, func(tx pgx.Tx) error {
 		if err := last.Hold(t.Context(), tx); err != nil {
 			return err
 		}
-		go func() { led <- next.Lead(t.Context(), db.Pool, "next", 0, false) }()
+		go func() { led <- next.Lead(t.Context(), db.Pinned, "next", 0, false) }()
 		for waits := false; !waits; {
 			err := db.Pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity
 				WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%walpost.fence%')`).Scan(&waits)
@@ -82,7 +82,7 @@ func TestFence_leadsWithWhatTheLastLeadershipHasWrittenLast(t *testing.T) {
 	if err := <-led; err != nil {
 		t.Fatal(err)
 	}
-	if err := next.Check(t.Context(), db.Pool); err != nil {
+	if err := next.Check(t.Context(), db.Pinned); err != nil {
 		t.Errorf("the next leader finds %v", err)
 	}
 }
@@ -97,7 +97,7 @@ func TestFence_makesNoMultixact(t *testing.T) {
 		return db.Int(`SELECT next_multixact_id::text::bigint FROM pg_control_checkpoint()`)
 	}
 	fence := store.NewFence(slot)
-	if err := fence.Lead(t.Context(), db.Pool, "us", 0, false); err != nil {
+	if err := fence.Lead(t.Context(), db.Pinned, "us", 0, false); err != nil {
 		t.Fatal(err)
 	}
 	db.Exec(`CREATE TABLE effects (n int)`)
@@ -120,7 +120,7 @@ func TestFence_makesNoMultixact(t *testing.T) {
 						}
 						batch := &pgx.Batch{}
 						if n%2 == 1 { // as a subscriber does
-							store.QueueHold(batch, tx.Conn(), slot, func(term int64, err error) error {
+							store.QueueHold(batch, tx, slot, func(term int64, err error) error {
 								if err == nil && term != fence.Term() {
 									t.Errorf("term %d, want %d", term, fence.Term())
 								}

@@ -46,7 +46,7 @@ func stranger(t *testing.T, db *testdb.DB) (conn *pgx.Conn, role string) {
 
 func find(t *testing.T, db *testdb.DB) store.Leader {
 	t.Helper()
-	leader, err := store.FindLeader(t.Context(), db.Pool, slot, false)
+	leader, err := store.FindLeader(t.Context(), db.Pinned, slot, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -138,7 +138,7 @@ func TestFindLeader_countsNoSessionOfAnotherRole(t *testing.T) {
 	}()
 	strangers := func() (found []store.Stranger) {
 		t.Helper()
-		found, err := store.FindStrangers(t.Context(), db.Pool, slot)
+		found, err := store.FindStrangers(t.Context(), db.Pinned, slot)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -177,7 +177,7 @@ func TestFindStrangers_namesWhoGuessesTheKeyAndNoneOfOurs(t *testing.T) {
 	if _, err := other.Exec(t.Context(), `SELECT pg_advisory_lock(hashtextextended('walpost/' || $1, 0)), pg_advisory_lock(1)`, slot); err != nil {
 		t.Fatal(err)
 	}
-	got, err := store.FindStrangers(t.Context(), db.Pool, slot)
+	got, err := store.FindStrangers(t.Context(), db.Pinned, slot)
 	if want := []store.Stranger{{PID: int(other.PgConn().PID()), Role: role, Granted: true}}; err != nil || !slices.Equal(got, want) {
 		t.Errorf("strangers are %v, %v; want %v", got, err, want)
 	}
@@ -193,7 +193,7 @@ func TestClaimReader_needsTheKeyAndThatNoOtherWasFaster(t *testing.T) {
 	}
 	reader := func() store.Reader {
 		t.Helper()
-		r, err := store.FindReader(t.Context(), db.Pool, slot)
+		r, err := store.FindReader(t.Context(), db.Pinned, slot)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -207,10 +207,10 @@ func TestClaimReader_needsTheKeyAndThatNoOtherWasFaster(t *testing.T) {
 		holder    string
 		seen, key store.Key
 	}{
-		"a key that no session holds":    {seen: 0, key: 43},
-		"another one was faster":     {seen: 41, key: 42},
-		"another one is elected":   {holder: "us", seen: 0, key: 42},
-		"all of it at the same time": {holder: "us", seen: 41, key: 43},
+		"a key that no session holds": {seen: 0, key: 43},
+		"another one was faster":      {seen: 41, key: 42},
+		"another one is elected":      {holder: "us", seen: 0, key: 42},
+		"all of it at the same time":  {holder: "us", seen: 41, key: 43},
 	} {
 		if err := claim(c.holder, c.seen, c.key); !errors.Is(err, store.ErrOvertaken) {
 			t.Errorf("%s: got %v, want ErrOvertaken", what, err)
@@ -223,10 +223,10 @@ func TestClaimReader_needsTheKeyAndThatNoOtherWasFaster(t *testing.T) {
 		t.Errorf("the reader is %+v, want pid %d with key 42", got, session.PgConn().PID())
 	}
 	fence := store.NewFence(slot)
-	if err := fence.Lead(t.Context(), db.Pool, "one that froze", 41, false); !errors.Is(err, store.ErrOvertaken) {
+	if err := fence.Lead(t.Context(), db.Pinned, "one that froze", 41, false); !errors.Is(err, store.ErrOvertaken) {
 		t.Errorf("one whose claim is over gets the term: %v", err)
 	}
-	if err := fence.Lead(t.Context(), db.Pool, "single", 42, false); err != nil {
+	if err := fence.Lead(t.Context(), db.Pinned, "single", 42, false); err != nil {
 		t.Error(err)
 	}
 }

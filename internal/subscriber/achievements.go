@@ -6,7 +6,7 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/backendstart/walpost/internal/postgres"
 )
 
 // Achievements grants first_lesson, five_lessons and track_<slug>_master to learners who have completed
@@ -17,13 +17,13 @@ import (
 // achievement was earned when the lesson that reached the number was completed; handling more events can
 // only bring that time forward, never back.
 type Achievements struct {
-	pool *pgxpool.Pool
+	pool *postgres.Pool
 	slot string
 	log  *slog.Logger
 }
 
 // NewAchievements returns the subscriber "achievements", whose deliveries are those of slot.
-func NewAchievements(pool *pgxpool.Pool, slot string, log *slog.Logger) *Achievements {
+func NewAchievements(pool *postgres.Pool, slot string, log *slog.Logger) *Achievements {
 	return &Achievements{pool: pool, slot: slot, log: log}
 }
 

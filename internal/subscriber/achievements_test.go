@@ -64,7 +64,7 @@ func achievements(t *testing.T, db *testdb.DB) []string {
 }
 
 func newAchievements(db *testdb.DB) *subscriber.Achievements {
-	return subscriber.NewAchievements(db.Pool, "walpost", slog.New(slog.DiscardHandler))
+	return subscriber.NewAchievements(db.Pinned, "walpost", slog.New(slog.DiscardHandler))
 }
 
 func TestAchievements_areGrantedAtOneFiveAndTenLessonsOfATrack(t *testing.T) {
@@ -160,7 +160,7 @@ func TestAchievements_countTheEventsOwnLessonBeforeItsRowIsVisible(t *testing.T)
 
 func TestRecommendations_countEachEventOnceAndRecordIt(t *testing.T) {
 	db := testdb.New(t)
-	sub := subscriber.NewRecommendations(db.Pool, "a-slot", slog.New(slog.DiscardHandler))
+	sub := subscriber.NewRecommendations(db.Pinned, "a-slot", slog.New(slog.DiscardHandler))
 	batch := []subscriber.Delivery{lessonOf(1, "go", 1), lessonOf(1, "go", 2), lessonOf(2, "go", 1), lessonOf(1, "sql", 1)}
 	if err := sub.HandleBatch(t.Context(), batch); err != nil {
 		t.Fatal(err)
@@ -199,7 +199,7 @@ func TestSubscribers_commitDurably(t *testing.T) {
 	db.Pool.Reset() // new sessions have the setting
 	log := slog.New(slog.DiscardHandler)
 	for _, sub := range []subscriber.Subscriber{
-		subscriber.NewAnalytics(db.Pool, "walpost", log), subscriber.NewRecommendations(db.Pool, "walpost", log),
+		subscriber.NewAnalytics(db.Pinned, "walpost", log), subscriber.NewRecommendations(db.Pinned, "walpost", log),
 	} {
 		if err := sub.Handle(t.Context(), lessonOf(1, "go", 1)); err != nil {
 			t.Fatal(err)

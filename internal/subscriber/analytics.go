@@ -6,19 +6,19 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/backendstart/walpost/internal/postgres"
 )
 
 // Analytics keeps a row per completed lesson in analytics_events. The event id is the primary key, which
 // makes it idempotent without further means. It is safe for concurrent use.
 type Analytics struct {
-	pool *pgxpool.Pool
+	pool *postgres.Pool
 	slot string
 	log  *slog.Logger
 }
 
 // NewAnalytics returns the subscriber "analytics", whose deliveries are those of slot.
-func NewAnalytics(pool *pgxpool.Pool, slot string, log *slog.Logger) *Analytics {
+func NewAnalytics(pool *postgres.Pool, slot string, log *slog.Logger) *Analytics {
 	return &Analytics{pool: pool, slot: slot, log: log}
 }
 

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/postgres"
@@ -35,7 +34,7 @@ import (
 // Sources are apart, and so are two events of a source that had one id at different times; see
 // event.Identity. Once is safe for concurrent use.
 func Once(
-	ctx context.Context, pool *pgxpool.Pool, slot, subscriber string, deliveries []Delivery,
+	ctx context.Context, pool *postgres.Pool, slot, subscriber string, deliveries []Delivery,
 	effect func(ctx context.Context, tx pgx.Tx, fresh []Delivery) error,
 ) error {
 	// InTx is read committed: a stricter level answers a concurrent record with a serialization failure,
@@ -68,7 +67,7 @@ func record(ctx context.Context, tx pgx.Tx, slot, subscriber string, deliveries 
 	}
 	// All in one round trip. The leadership comes first: what waits for it holds nothing yet.
 	batch := &pgx.Batch{}
-	holdTerm(batch, tx.Conn(), slot, deliveries[0].Term)
+	holdTerm(batch, tx, slot, deliveries[0].Term)
 	if replayed {
 		// Locked in the order in which they are recorded.
 		batch.Queue(`

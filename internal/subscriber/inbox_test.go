@@ -25,7 +25,7 @@ func idsOf(deliveries []subscriber.Delivery) []string {
 func once(t *testing.T, db *testdb.DB, slot, name string, deliveries []subscriber.Delivery) []string {
 	t.Helper()
 	var given []string
-	err := subscriber.Once(t.Context(), db.Pool, slot, name, deliveries,
+	err := subscriber.Once(t.Context(), db.Pinned, slot, name, deliveries,
 		func(_ context.Context, _ pgx.Tx, fresh []subscriber.Delivery) error {
 			given = idsOf(fresh)
 			return nil
@@ -64,7 +64,7 @@ func TestOnce_forgetsTheEventsWhenTheEffectFails(t *testing.T) {
 	db := testdb.New(t)
 	batch := []subscriber.Delivery{lessonOf(1, "go", 1), lessonOf(1, "go", 2)}
 	broken := errors.New("broken")
-	err := subscriber.Once(t.Context(), db.Pool, "s", "n", batch,
+	err := subscriber.Once(t.Context(), db.Pinned, "s", "n", batch,
 		func(ctx context.Context, tx pgx.Tx, _ []subscriber.Delivery) error {
 			if _, err := tx.Exec(ctx, `INSERT INTO public.recommendations VALUES (1, 'go', 1)`); err != nil {
 				return err
@@ -98,7 +98,7 @@ func TestOnce_waitsForTheSameEventInAnotherTransaction(t *testing.T) {
 			first, second := make(chan error, 1), make(chan error, 1)
 			inside, proceed := make(chan struct{}), make(chan struct{})
 			go func() {
-				first <- subscriber.Once(t.Context(), db.Pool, "s", "n", batch,
+				first <- subscriber.Once(t.Context(), db.Pinned, "s", "n", batch,
 					func(context.Context, pgx.Tx, []subscriber.Delivery) error {
 						close(inside)
 						<-proceed
@@ -108,7 +108,7 @@ func TestOnce_waitsForTheSameEventInAnotherTransaction(t *testing.T) {
 			<-inside
 			var got []string
 			go func() {
-				second <- subscriber.Once(t.Context(), db.Pool, "s", "n", batch,
+				second <- subscriber.Once(t.Context(), db.Pinned, "s", "n", batch,
 					func(_ context.Context, _ pgx.Tx, fresh []subscriber.Delivery) error {
 						got = idsOf(fresh)
 						return nil
@@ -185,7 +185,7 @@ func TestOnce_forgetsThatItWasAskedAgainWhenTheEffectFails(t *testing.T) {
 	once(t, db, "s", "n", batch)
 	asked := serverTime(t, db)
 	broken := errors.New("broken")
-	err := subscriber.Once(t.Context(), db.Pool, "s", "n", again(asked, batch),
+	err := subscriber.Once(t.Context(), db.Pinned, "s", "n", again(asked, batch),
 		func(context.Context, pgx.Tx, []subscriber.Delivery) error { return broken })
 	if !errors.Is(err, broken) {
 		t.Errorf("Once = %v, want %v", err, broken)

@@ -9,7 +9,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/postgres"
@@ -123,10 +122,10 @@ func logHandled(ctx context.Context, log *slog.Logger, message string, lessons [
 // execute is one statement in a transaction of its own, so that its commit waits for the flush whatever
 // the role's synchronous_commit is: once the event counts as delivered, nobody sends it again. It is part of
 // the leadership with that term; with term 0 of none.
-func execute(ctx context.Context, pool *pgxpool.Pool, slot string, term int64, sql string, args ...any) error {
+func execute(ctx context.Context, pool *postgres.Pool, slot string, term int64, sql string, args ...any) error {
 	return postgres.InTx(ctx, pool, func(tx pgx.Tx) error {
 		batch := &pgx.Batch{}
-		holdTerm(batch, tx.Conn(), slot, term)
+		holdTerm(batch, tx, slot, term)
 		batch.Queue(sql, args...)
 		return tx.SendBatch(ctx, batch).Close()
 	})

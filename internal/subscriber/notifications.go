@@ -8,7 +8,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/backendstart/walpost/internal/postgres"
 )
 
 // Notifications tells learners by mail that a lesson is completed.
@@ -18,14 +19,14 @@ import (
 // sent_at sends it again, with the same Message-ID, by which mail programs can tell. It is safe for
 // concurrent use.
 type Notifications struct {
-	pool     *pgxpool.Pool
+	pool     *postgres.Pool
 	log      *slog.Logger
 	notifier Notifier
 }
 
 // NewNotifications returns the subscriber "notifications", which sends through notifier. It needs neither
 // the inbox nor the leadership of the slot, so that is not used: see outgoing.
-func NewNotifications(pool *pgxpool.Pool, _ string, log *slog.Logger, notifier Notifier) *Notifications {
+func NewNotifications(pool *postgres.Pool, _ string, log *slog.Logger, notifier Notifier) *Notifications {
 	return &Notifications{pool: pool, log: log, notifier: notifier}
 }
 
@@ -126,7 +127,7 @@ const (
 // outgoing keeps what became of the mails until it is written. That is no part of a leadership: a mail that
 // went out is true whoever leads by now, and one that is recorded is not sent again.
 type outgoing struct {
-	pool         *pgxpool.Pool
+	pool         *postgres.Pool
 	log          *slog.Logger
 	sent, unsent []lesson
 	written      time.Time

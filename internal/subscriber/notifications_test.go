@@ -33,7 +33,7 @@ func (p *postbox) Notify(_ context.Context, message subscriber.Message) error {
 }
 
 func newNotifications(db *testdb.DB, notifier subscriber.Notifier) *subscriber.Notifications {
-	return subscriber.NewNotifications(db.Pool, "walpost", slog.New(slog.DiscardHandler), notifier)
+	return subscriber.NewNotifications(db.Pinned, "walpost", slog.New(slog.DiscardHandler), notifier)
 }
 
 // mails lists the rows, and whether their mail is marked as sent.
@@ -112,10 +112,10 @@ func TestSubscribers_logEveryLineWithEventAndCorrelationID(t *testing.T) {
 	fromHeader := lessonOf(1, "go", 2)
 	fromHeader.Headers = []byte(`{"correlation_id": "c-go-1-02"}`)
 	for _, sub := range []subscriber.BatchSubscriber{
-		subscriber.NewAchievements(db.Pool, "walpost", log),
-		subscriber.NewAnalytics(db.Pool, "walpost", log),
-		subscriber.NewNotifications(db.Pool, "walpost", log, subscriber.NewLogNotifier(log)),
-		subscriber.NewRecommendations(db.Pool, "walpost", log),
+		subscriber.NewAchievements(db.Pinned, "walpost", log),
+		subscriber.NewAnalytics(db.Pinned, "walpost", log),
+		subscriber.NewNotifications(db.Pinned, "walpost", log, subscriber.NewLogNotifier(log)),
+		subscriber.NewRecommendations(db.Pinned, "walpost", log),
 	} {
 		lines.Reset()
 		if err := sub.HandleBatch(t.Context(), []subscriber.Delivery{lessonOf(1, "go", 1), fromHeader}); err != nil {

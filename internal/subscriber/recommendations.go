@@ -6,22 +6,22 @@ import (
 	"log/slog"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/postgres"
 )
 
 // Recommendations counts completed lessons per learner and track. Counting an event twice would be
 // wrong, so it counts through Once: it is the example to copy for effects that are not idempotent by
 // themselves. It is safe for concurrent use.
 type Recommendations struct {
-	pool *pgxpool.Pool
+	pool *postgres.Pool
 	slot string
 	log  *slog.Logger
 }
 
 // NewRecommendations returns the subscriber "recommendations", with its records in the inbox of slot.
-func NewRecommendations(pool *pgxpool.Pool, slot string, log *slog.Logger) *Recommendations {
+func NewRecommendations(pool *postgres.Pool, slot string, log *slog.Logger) *Recommendations {
 	return &Recommendations{pool: pool, slot: slot, log: log}
 }
 

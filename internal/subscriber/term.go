@@ -20,11 +20,11 @@ var ErrOldTerm = errors.New("another relay has led the slot since this was given
 //
 // All deliveries of a call have one term. Term 0 is no leadership, as in a test that calls a subscriber
 // itself: then nothing is queued.
-func holdTerm(batch *pgx.Batch, conn *pgx.Conn, slot string, term int64) {
+func holdTerm(batch *pgx.Batch, tx pgx.Tx, slot string, term int64) {
 	if term == 0 {
 		return
 	}
-	store.QueueHold(batch, conn, slot, func(now int64, err error) error {
+	store.QueueHold(batch, tx, slot, func(now int64, err error) error {
 		switch {
 		case err == nil && now == 0:
 			return fmt.Errorf("nobody leads slot %q in the database of this subscriber: is it the slot and database of the relay?", slot)

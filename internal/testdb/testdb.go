@@ -30,8 +30,10 @@ import (
 type DB struct {
 	// DSN leads to the database, as a role that may replicate and create databases.
 	DSN string
-	// Pool is closed when the test ends.
+	// Pool is for the test's own statements, with the settings that its sessions have. It is closed when the test ends.
 	Pool *pgxpool.Pool
+	// Pinned is for what is tested. It is closed when the test ends.
+	Pinned *postgres.Pool
 	// Name is the database's name: unique on the server, lower case, and so a good name for a slot,
 	// too, since slot names are unique per server and not per database.
 	Name string
@@ -136,6 +138,30 @@ func stopAtEnd(t testing.TB, server *pgserver.Server) {
 	})
 }
 
+// Use opens the database's pools with another connection string: for settings of new sessions, or another server.
+func (db *DB) Use(dsn string) {
+	db.t.Helper()
+	pool, err := pgxpool.New(db.t.Context(), dsn)
+	if err != nil {
+		db.t.Fatal(err)
+	}
+	db.t.Cleanup(pool.Close)
+	db.DSN, db.Pool = dsn, pool
+	db.Pinned = db.Open()
+}
+
+// Open opens another pool for what is tested, with options of a connection string such as "role=reader". It is closed
+// when the test ends.
+func (db *DB) Open(options ...string) *postgres.Pool {
+	db.t.Helper()
+	pool, err := postgres.Open(db.t.Context(), strings.Join(append([]string{db.DSN}, options...), "&"), db.t.Name())
+	if err != nil {
+		db.t.Fatal(err)
+	}
+	db.t.Cleanup(pool.Close)
+	return pool
+}
+
 // Exec runs a statement and returns how many rows it touched.
 func (db *DB) Exec(sql string, args ...any) int64 {
 	db.t.Helper()
@@ -212,12 +238,9 @@ func copyDB(t testing.TB, adminDSN, template, encoding, options string) *DB {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { drop(t, adminDSN, name) })
-	pool, err := postgres.Open(t.Context(), dsn, t.Name())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
-	return &DB{DSN: dsn, Pool: pool, Name: name, t: t}
+	db := &DB{Name: name, t: t}
+	db.Use(dsn)
+	return db
 }
 
 func migrate(t testing.TB, db *DB) *DB {

@@ -55,7 +55,7 @@ type Conn struct {
 	skipped *pgconn.Notice // Postgres 18 went on without the publication
 }
 
-// Connect opens a replication connection, with the session settings of postgres.ReplicationParams.
+// Connect opens a replication connection, with the session settings of postgres.ReplicationConfig.
 // application is what pg_stat_replication shows.
 func Connect(ctx context.Context, dsn, application string) (*Conn, error) {
 	config, err := postgres.ReplicationConfig(dsn)

@@ -42,7 +42,7 @@ func TestConn_dropsAndMakesASlotWhileItShowsThatItLives(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if slot, err := wal.FindSlot(t.Context(), db.Pool, db.Name); slot != nil || err != nil {
+	if slot, err := wal.FindSlot(t.Context(), db.Pinned, db.Name); slot != nil || err != nil {
 		t.Errorf("found %v, %v, want no slot", slot, err)
 	}
 	if got := db.Int(`SELECT count(*) FROM pg_locks l JOIN pg_database d ON d.oid = l.database

@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/backendstart/walpost/internal/postgres"
 )
@@ -25,7 +24,7 @@ type Mended struct {
 //
 // known tells that the slot was read before, so that the publication was complete once: then a table that
 // it lacks is added again. The rows of the time between are in the table and not in the stream.
-func EnsurePublication(ctx context.Context, pool *pgxpool.Pool, name string, tables []pgx.Identifier, slotExists, known bool) (Mended, error) {
+func EnsurePublication(ctx context.Context, pool *postgres.Pool, name string, tables []pgx.Identifier, slotExists, known bool) (Mended, error) {
 	var inserts, viaRoot, all bool
 	err := pool.QueryRow(ctx, `SELECT pubinsert, pubviaroot, puballtables FROM pg_catalog.pg_publication WHERE pubname = $1`, name).
 		Scan(&inserts, &viaRoot, &all)
@@ -63,7 +62,7 @@ func EnsurePublication(ctx context.Context, pool *pgxpool.Pool, name string, tab
 }
 
 // unpublished lists the tables that the publication does not carry.
-func unpublished(ctx context.Context, pool *pgxpool.Pool, name string, tables []pgx.Identifier, all bool) ([]string, error) {
+func unpublished(ctx context.Context, pool *postgres.Pool, name string, tables []pgx.Identifier, all bool) ([]string, error) {
 	var missing []string
 	for _, table := range tables {
 		var published bool
@@ -98,7 +97,7 @@ func CreatePublication(name string, tables []pgx.Identifier) string {
 	return "CREATE PUBLICATION " + quote(name) + list + " WITH (publish = 'insert', publish_via_partition_root = true)"
 }
 
-func makePublication(ctx context.Context, pool *pgxpool.Pool, name string, tables []pgx.Identifier) error {
+func makePublication(ctx context.Context, pool *postgres.Pool, name string, tables []pgx.Identifier) error {
 	sql := CreatePublication(name, tables)
 	_, err := pool.Exec(ctx, sql, pgx.QueryExecModeSimpleProtocol)
 	switch code := postgres.Code(err); {

@@ -29,7 +29,7 @@ func eventually(t *testing.T, what string, cond func() bool) {
 
 func find(t *testing.T, db *testdb.DB, name string) *wal.Slot {
 	t.Helper()
-	slot, err := wal.FindSlot(t.Context(), db.Pool, name)
+	slot, err := wal.FindSlot(t.Context(), db.Pinned, name)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +78,7 @@ func TestFindSlot_readsSlotsOfEveryKind(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	if slot, err := wal.FindSlot(t.Context(), db.Pool, "missing"); slot != nil || err != nil {
+	if slot, err := wal.FindSlot(t.Context(), db.Pinned, "missing"); slot != nil || err != nil {
 		t.Errorf("a slot that is not there: %v, %v; want nil, nil", slot, err)
 	}
 	for _, test := range []struct {
@@ -134,14 +134,14 @@ func TestFindSlot_readsSlotsOfEveryKind(t *testing.T) {
 
 func TestPreflight_countsSlotsOnlyWhenOneIsToBeMade(t *testing.T) {
 	db := testdb.On(t, testdb.NewServer(t, map[string]string{"max_replication_slots": "1"}))
-	if err := wal.Preflight(t.Context(), db.Pool, false); err != nil {
+	if err := wal.Preflight(t.Context(), db.Pinned, false); err != nil {
 		t.Errorf("a free slot: %v", err)
 	}
 	db.Exec(`SELECT pg_create_logical_replication_slot('ours', 'pgoutput')`)
-	if err := wal.Preflight(t.Context(), db.Pool, true); err != nil {
+	if err := wal.Preflight(t.Context(), db.Pinned, true); err != nil {
 		t.Errorf("our own slot is the last one: %v", err)
 	}
-	wantSetup(t, wal.Preflight(t.Context(), db.Pool, false), "[ours]", "max_replication_slots")
+	wantSetup(t, wal.Preflight(t.Context(), db.Pinned, false), "[ours]", "max_replication_slots")
 
 	// F-24: and when another one was faster after the check.
 	conn := connect(t, db)
@@ -155,7 +155,7 @@ func TestEnsurePublication_makesOneThatWeWouldAccept(t *testing.T) {
 	db.Exec(`CREATE SCHEMA "Odd ""one"; CREATE TABLE "Odd ""one"."T.able" (id int)`)
 	tables := []pgx.Identifier{{"public", "outbox"}, {`Odd "one`, "T.able"}}
 	for range 2 { // the second time it is there
-		if _, err := wal.EnsurePublication(t.Context(), db.Pool, `od"d`, tables, false, false); err != nil {
+		if _, err := wal.EnsurePublication(t.Context(), db.Pinned, `od"d`, tables, false, false); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -164,13 +164,13 @@ func TestEnsurePublication_makesOneThatWeWouldAccept(t *testing.T) {
 		t.Errorf("publishes insert, update, delete, truncate, via root: %s, want %s", got, want)
 	}
 	db.Exec(`CREATE PUBLICATION everything FOR ALL TABLES`)
-	if _, err := wal.EnsurePublication(t.Context(), db.Pool, "everything", tables, true, false); err != nil {
+	if _, err := wal.EnsurePublication(t.Context(), db.Pinned, "everything", tables, true, false); err != nil {
 		t.Errorf("a publication of all tables: %v", err)
 	}
-	wantSetup(t, unmended(wal.EnsurePublication(t.Context(), db.Pool, "younger", tables, true, false)), `"younger"`, "does not exist", "CREATE PUBLICATION")
-	wantSetup(t, unmended(wal.EnsurePublication(t.Context(), db.Pool, "new", []pgx.Identifier{{"public", "none"}}, false, false)), "does not exist", "walpost migrate")
+	wantSetup(t, unmended(wal.EnsurePublication(t.Context(), db.Pinned, "younger", tables, true, false)), `"younger"`, "does not exist", "CREATE PUBLICATION")
+	wantSetup(t, unmended(wal.EnsurePublication(t.Context(), db.Pinned, "new", []pgx.Identifier{{"public", "none"}}, false, false)), "does not exist", "walpost migrate")
 	db.Exec(`CREATE UNLOGGED TABLE loose (id int)`)
-	wantSetup(t, unmended(wal.EnsurePublication(t.Context(), db.Pool, "new", []pgx.Identifier{{"public", "loose"}}, false, false)), "logged table")
+	wantSetup(t, unmended(wal.EnsurePublication(t.Context(), db.Pinned, "new", []pgx.Identifier{{"public", "loose"}}, false, false)), "logged table")
 }
 
 func unmended(_ wal.Mended, err error) error { return err }
@@ -181,12 +181,12 @@ func TestEnsurePublication_addsATableThatWasMadeAnew(t *testing.T) {
 	t.Parallel()
 	db := testdb.New(t)
 	tables := []pgx.Identifier{{"public", "outbox"}}
-	if mended, err := wal.EnsurePublication(t.Context(), db.Pool, "walpost", tables, false, false); err != nil || !mended.Made {
+	if mended, err := wal.EnsurePublication(t.Context(), db.Pinned, "walpost", tables, false, false); err != nil || !mended.Made {
 		t.Fatalf("got %+v, %v; want it made", mended, err)
 	}
 	db.Exec(`DROP TABLE outbox; CREATE TABLE outbox (id int PRIMARY KEY)`)
-	wantSetup(t, unmended(wal.EnsurePublication(t.Context(), db.Pool, "walpost", tables, true, false)), `ADD TABLE "public"."outbox"`)
-	mended, err := wal.EnsurePublication(t.Context(), db.Pool, "walpost", tables, true, true)
+	wantSetup(t, unmended(wal.EnsurePublication(t.Context(), db.Pinned, "walpost", tables, true, false)), `ADD TABLE "public"."outbox"`)
+	mended, err := wal.EnsurePublication(t.Context(), db.Pinned, "walpost", tables, true, true)
 	if err != nil || len(mended.Added) != 1 {
 		t.Errorf("got %+v, %v; want it added", mended, err)
 	}

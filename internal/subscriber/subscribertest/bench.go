@@ -4,13 +4,14 @@ import (
 	"context"
 	"encoding/json"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/subscriber"
 	"github.com/backendstart/walpost/internal/testdb"
 )
@@ -48,7 +49,7 @@ func (b *bench) clear(t *testing.T) {
 	b.sub = b.restarted(t)
 }
 
-func (b *bench) restarted(t *testing.T) subscriber.Subscriber { return b.build(t, b.db.Pool, Slot) }
+func (b *bench) restarted(t *testing.T) subscriber.Subscriber { return b.build(t, b.db.Pinned, Slot) }
 
 func (b *bench) batch() subscriber.BatchSubscriber { return b.sub.(subscriber.BatchSubscriber) }
 
@@ -210,44 +211,14 @@ func (b *bench) terminateWhoWaits(t *testing.T) {
 }
 
 // pool opens another pool on the database, in a role.
-func (b *bench) pool(t *testing.T, role string) *pgxpool.Pool {
-	t.Helper()
-	config := b.config(t)
-	config.ConnConfig.RuntimeParams["role"] = role
-	return open(t, config)
-}
+func (b *bench) pool(role string) *postgres.Pool { return b.db.Open("role=" + role) }
 
 // wide opens a pool in which n sessions work at once.
-func (b *bench) wide(t *testing.T, n int32) *pgxpool.Pool {
-	t.Helper()
-	config := b.config(t)
-	config.MaxConns = n
-	return open(t, config)
-}
+func (b *bench) wide(n int) *postgres.Pool { return b.db.Open("pool_max_conns=" + strconv.Itoa(n)) }
 
-func (b *bench) closedPool(t *testing.T) *pgxpool.Pool {
-	t.Helper()
-	pool := open(t, b.config(t))
+func (b *bench) closedPool() *postgres.Pool {
+	pool := b.db.Open()
 	pool.Close()
-	return pool
-}
-
-func (b *bench) config(t *testing.T) *pgxpool.Config {
-	t.Helper()
-	config, err := pgxpool.ParseConfig(b.db.DSN)
-	if err != nil {
-		t.Fatalf("parse DSN of the test database: %v", err)
-	}
-	return config
-}
-
-func open(t *testing.T, config *pgxpool.Config) *pgxpool.Pool {
-	t.Helper()
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatalf("open pool: %v", err)
-	}
-	t.Cleanup(pool.Close)
 	return pool
 }
 

@@ -12,9 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/subscriber"
 )
 
@@ -23,7 +22,7 @@ const Slot = "contract"
 
 // Build makes the subscriber under test. It is called several times per test: a second one stands for
 // the same subscriber after a restart.
-type Build = func(t *testing.T, pool *pgxpool.Pool, slot string) subscriber.Subscriber
+type Build = func(t *testing.T, pool *postgres.Pool, slot string) subscriber.Subscriber
 
 // Run checks the contract of subscriber.Subscriber, and of BatchSubscriber where the subscriber is one,
 // for a subscriber that wants "lesson.completed" and whose effect is rows in the database of pool: what
@@ -45,7 +44,7 @@ func Run(t *testing.T, build Build) {
 		{"calls an unreadable payload permanent", unreadableIsPermanent},
 		{"does not call an error of the database permanent", databaseErrorIsNotPermanent},
 	})
-	if _, ok := build(t, b.db.Pool, Slot).(subscriber.BatchSubscriber); !ok {
+	if _, ok := build(t, b.db.Pinned, Slot).(subscriber.BatchSubscriber); !ok {
 		return
 	}
 	b.check(t, []check{
@@ -231,9 +230,9 @@ func unreadableIsPermanent(t *testing.T, b *bench) {
 
 func databaseErrorIsNotPermanent(t *testing.T, b *bench) {
 	before := b.dump(t)
-	for name, pool := range map[string]*pgxpool.Pool{
-		"that may not write": b.pool(t, "pg_read_all_data"),
-		"that is closed":     b.closedPool(t),
+	for name, pool := range map[string]*postgres.Pool{
+		"that may not write": b.pool("pg_read_all_data"),
+		"that is closed":     b.closedPool(),
 	} {
 		err := b.build(t, pool, Slot).Handle(t.Context(), LessonCompleted(0))
 		if err == nil || subscriber.IsPermanent(err) {
@@ -276,7 +275,7 @@ func batchWithTheSameTwice(t *testing.T, b *bench) {
 
 func batchOnDatabaseError(t *testing.T, b *bench) {
 	before := b.dump(t)
-	sub := b.build(t, b.pool(t, "pg_read_all_data"), Slot).(subscriber.BatchSubscriber)
+	sub := b.build(t, b.pool("pg_read_all_data"), Slot).(subscriber.BatchSubscriber)
 	err := sub.HandleBatch(t.Context(), lessons(3))
 	var partial *subscriber.BatchError
 	switch {
@@ -294,7 +293,7 @@ func batchOnDatabaseError(t *testing.T, b *bench) {
 func overlappingBatches(t *testing.T, b *bench) {
 	const events, workers, rounds = 40, 16, 10
 	want := b.oneByOne(t, lessons(events))
-	sub := b.build(t, b.wide(t, workers), Slot).(subscriber.BatchSubscriber)
+	sub := b.build(t, b.wide(workers), Slot).(subscriber.BatchSubscriber)
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	for round := range rounds {
