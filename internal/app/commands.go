@@ -13,6 +13,7 @@ import (
 
 	"github.com/backendstart/walpost/internal/config"
 	"github.com/backendstart/walpost/internal/httpapi"
+	"github.com/backendstart/walpost/internal/mask"
 	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/migrations"
 )
@@ -75,7 +76,8 @@ func (c apiCommand) Validate() error {
 }
 
 func (c apiCommand) Run(r *run) error {
-	log := newServiceLog(r.Stderr, r.logHandler(c.Log))
+	secrets := mask.New(append(postgres.Passwords(c.DatabaseURL.Reveal()), c.JWTSecret.Reveal())...)
+	log := newServiceLog(r.Stderr, r.logHandler(c.Log, secrets))
 	defer log.flush()
 	r.logFile(log.Logger)
 	return runAPI(r.ctx, c.Database, c.API, log.Logger)
@@ -101,7 +103,8 @@ func (c relayCommand) Validate() error {
 
 func (c relayCommand) Run(r *run) error {
 	c.Relay.Flow = r.parser.Flow
-	log := newServiceLog(r.Stderr, r.logHandler(c.Log))
+	secrets := secretsOf(c.Relay, c.Mail).With(c.OpsToken.Reveal())
+	log := newServiceLog(r.Stderr, r.logHandler(c.Log, secrets))
 	defer log.flush()
 	r.logFile(log.Logger)
 	return runRelay(r.ctx, c.Relay, c.Mail, c.Ops, r.Subscribers, log)

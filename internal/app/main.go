@@ -18,6 +18,7 @@ import (
 	"github.com/backendstart/walpost/internal/bench"
 	"github.com/backendstart/walpost/internal/config"
 	"github.com/backendstart/walpost/internal/debt"
+	"github.com/backendstart/walpost/internal/mask"
 	"github.com/backendstart/walpost/internal/wal"
 	"github.com/backendstart/walpost/migrations"
 )
@@ -116,12 +117,14 @@ func readable(_ []string, a slog.Attr) slog.Attr {
 }
 
 func (r *run) logger(options config.Log, out io.Writer) *slog.Logger {
-	return slog.New(r.logHandler(options)(out))
+	return slog.New(r.logHandler(options, nil)(out))
 }
 
-// logHandler makes the handler that the options ask for, for any output.
-func (r *run) logHandler(options config.Log) func(io.Writer) slog.Handler {
-	handler := &slog.HandlerOptions{Level: options.LogLevel, ReplaceAttr: readable}
+// logHandler makes the handler that the options ask for, for any output. Its lines have no secret of the mask.
+func (r *run) logHandler(options config.Log, secrets *mask.Mask) func(io.Writer) slog.Handler {
+	handler := &slog.HandlerOptions{Level: options.LogLevel, ReplaceAttr: func(groups []string, a slog.Attr) slog.Attr {
+		return secrets.Attr(readable(groups, a))
+	}}
 	asJSON := options.LogFormat == "json" || options.LogFormat == "auto" && !isTerminal(r.Stderr)
 	return func(out io.Writer) slog.Handler {
 		if asJSON {

@@ -3,6 +3,7 @@ package app
 import (
 	"context"
 	"log/slog"
+	"net/url"
 	"os"
 	"runtime/debug"
 	"strings"
@@ -16,6 +17,7 @@ import (
 	"github.com/backendstart/walpost/internal/doctor"
 	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/lease"
+	"github.com/backendstart/walpost/internal/mask"
 	"github.com/backendstart/walpost/internal/ops"
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/postgres"
@@ -100,10 +102,13 @@ func newRelay(ctx context.Context, options config.Relay, mail config.Mail, kinds
 	}
 	b.doctor = doctor.NewWatcher(examination(options), b.registry, log.Logger)
 	b.desk = newDesk(b.pools[2], options.Slot, options.Flow)
+	secrets := secretsOf(options, mail)
 	subscriptions := make([]relay.Subscription, len(subscribers))
 	for i, sub := range subscribers {
 		settings := options.Subscribers[i]
-		subscriptions[i] = relay.Subscription{Subscriber: sub, Lane: laneOptions(settings), Wants: settings.Takes, FromBeginning: settings.From == "beginning"}
+		lane := laneOptions(settings)
+		lane.Mask = secrets.Error
+		subscriptions[i] = relay.Subscription{Subscriber: sub, Lane: lane, Wants: settings.Takes, FromBeginning: settings.From == "beginning"}
 	}
 	if options.Single {
 		held = nil
@@ -125,6 +130,24 @@ func newRelay(ctx context.Context, options config.Relay, mail config.Mail, kinds
 		Log:            log.Logger,
 	})
 	return b, nil
+}
+
+// secretsOf is a mask of all that the relay sends as a secret.
+func secretsOf(options config.Relay, mail config.Mail) *mask.Mask {
+	secrets := postgres.Passwords(options.DatabaseURL.Reveal(), options.Stream().Reveal())
+	if smtp, err := url.Parse(mail.SMTPURL.Reveal()); err == nil && smtp.User != nil {
+		password, _ := smtp.User.Password()
+		secrets = append(secrets, password)
+	}
+	for _, s := range options.Subscribers {
+		for _, secret := range s.Secret {
+			secrets = append(secrets, strings.TrimPrefix(secret.Reveal(), "whsec_"))
+		}
+		for _, value := range s.Headers {
+			secrets = append(secrets, mask.InHeader(value.Reveal())...)
+		}
+	}
+	return mask.New(secrets...)
 }
 
 func (b *builtRelay) close() {

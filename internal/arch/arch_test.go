@@ -34,6 +34,7 @@ var rooms = []room{
 	{"event", ""},
 	{"slab", ""},
 	{"safefile", ""},
+	{"mask", ""},
 	{"config", "safefile"},
 	{"logs", ""},
 	{"postgres", ""},
@@ -50,8 +51,8 @@ var rooms = []room{
 	{"wal", "event postgres"},
 	{"ack", "event slab"},
 	{"store", "event postgres"},
-	{"subscriber", "event postgres store"},
-	{"subscriber/webhook", "event subscriber"},
+	{"subscriber", "event mask postgres store"},
+	{"subscriber/webhook", "event mask subscriber"},
 	{"lane", "ack event slab subscriber"},
 	{"debt", "event lane outbox postgres store"},
 	{"replay", "debt event outbox postgres store"},
@@ -65,7 +66,7 @@ var rooms = []room{
 	{"bench", "event pgserver postgres subscriber"},
 
 	// app builds everything, so it alone may know everybody.
-	{"app", "ack bench config debt dispatch doctor event httpapi lane lease logs ops outbox pgoutput pgserver postgres progress relay replay subscriber subscriber/webhook wal"},
+	{"app", "ack bench config debt dispatch doctor event httpapi lane lease logs mask ops outbox pgoutput pgserver postgres progress relay replay subscriber subscriber/webhook wal"},
 
 	// For tests.
 	{"testdb", "pgserver postgres"},

@@ -74,7 +74,7 @@ func (l *Lane) work(c *call) (next *call) {
 			c.outcome = append(c.outcome, it.past().err)
 			continue
 		}
-		c.outcome = append(c.outcome, errorOf(err, handed, len(c.deliveries)))
+		c.outcome = append(c.outcome, l.masked(errorOf(err, handed, len(c.deliveries))))
 		handed++
 	}
 	return l.settle(c, inTime)
@@ -105,6 +105,14 @@ func (l *Lane) call(c *call) (inTime bool, err error) {
 	return inTime, err
 }
 
+// masked is an error as it may be kept: what a receiver answers can hold what was sent to it.
+func (l *Lane) masked(err error) error {
+	if err == nil || l.options.Mask == nil {
+		return err
+	}
+	return l.options.Mask(err)
+}
+
 // errorOf is what the error of a call of n deliveries says of delivery i.
 func errorOf(err error, i, n int) error {
 	if err == nil {
@@ -131,7 +139,7 @@ func (w wholeBatch) Unwrap() error { return w.error }
 func (l *Lane) protect(ctx context.Context, deliveries []subscriber.Delivery) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			l.log.Error("handler panicked", "event", deliveries[0].ID, "panic", p, "stack", string(debug.Stack()))
+			l.log.Error("handler panicked", "event", deliveries[0].ID, "panic", l.masked(fmt.Errorf("%v", p)), "stack", string(debug.Stack()))
 			err = fmt.Errorf("handler panicked: %v", p)
 		}
 	}()

@@ -54,6 +54,8 @@ type Options struct {
 	GiveUpAfter time.Duration
 	// BlockKey keeps the later events of a key behind a dead one until a person has dealt with it.
 	BlockKey bool
+	// Mask takes secrets out of an error before anything of it is kept; nil changes nothing.
+	Mask func(error) error
 }
 
 // Acks is told how deliveries end; fulfilled by ack.Tracker.

@@ -140,6 +140,16 @@ func parseError(err error) error {
 	return errors.New("read connection string: neither a postgres:// URL nor key=value pairs: " + encodingRule)
 }
 
+// Passwords returns the passwords of connection strings as they could turn up elsewhere, for a mask of another kind of
+// text.
+func Passwords(dsns ...string) []string {
+	var all []string
+	for _, dsn := range dsns {
+		all = append(all, secrets(dsn)...)
+	}
+	return all
+}
+
 // secrets returns the password of dsn in the spellings in which it could turn up, longest first.
 func secrets(dsn string) []string {
 	parsed, err := parse(dsn)

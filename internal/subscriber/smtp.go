@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"crypto/tls"
-	"encoding/base64"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -17,6 +16,8 @@ import (
 	"unicode"
 
 	"github.com/wneessen/go-mail"
+
+	"github.com/backendstart/walpost/internal/mask"
 )
 
 // mailTimeout is the longest that one mail may take, from dialling to the server's word that it has it.
@@ -148,7 +149,7 @@ func (n *SMTPNotifier) Notify(ctx context.Context, message Message) error {
 		return fmt.Errorf("send mail through %s: %w", n, context.Cause(ctx))
 	}
 	// The cause goes on as a text: servers are known to repeat what they did not like to hear.
-	failure := fmt.Errorf("send mail through %s: %s", n, n.mask(err.Error()))
+	failure := fmt.Errorf("send mail through %s: %s", n, mask.New(n.password()).Text(err.Error()))
 	if refusesRecipient(err) {
 		return Permanent(failure)
 	}
@@ -234,23 +235,6 @@ func (n *SMTPNotifier) tlsConfig() *tls.Config {
 	}
 	config.ServerName, config.MinVersion = n.host, tls.VersionTLS12
 	return config
-}
-
-// mask takes the password out of a text: as SMTP sends it, and as %q quotes it.
-func (n *SMTPNotifier) mask(text string) string {
-	password := n.password()
-	if password == "" {
-		return text
-	}
-	for _, form := range []string{
-		base64.StdEncoding.EncodeToString([]byte("\x00" + n.user + "\x00" + password)),
-		base64.StdEncoding.EncodeToString([]byte(password)),
-		strings.Trim(strconv.Quote(password), `"`),
-		password,
-	} {
-		text = strings.ReplaceAll(text, form, "***")
-	}
-	return text
 }
 
 // refusesRecipient tells a mailbox that does not exist from a server that does not want us: 500 to 504

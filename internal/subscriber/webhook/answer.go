@@ -11,6 +11,7 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/backendstart/walpost/internal/mask"
 	"github.com/backendstart/walpost/internal/subscriber"
 )
 
@@ -31,7 +32,7 @@ const (
 )
 
 // judge makes of an answer what the lane is to do. docs/webhooks.md has the table.
-func (w *Webhook) judge(ctx context.Context, response *http.Response, sent int) error {
+func (w *Webhook) judge(ctx context.Context, response *http.Response, header *headers, sent int) error {
 	status := response.StatusCode
 	if status >= 200 && status <= 299 {
 		if err := readToEnd(response); err != nil {
@@ -51,7 +52,7 @@ func (w *Webhook) judge(ctx context.Context, response *http.Response, sent int) 
 		text.WriteString(": redirects are not followed, url has to name the address itself")
 	}
 	text.WriteString(skew(response.Header.Get("Date"), time.Now()))
-	if excerpt := excerptOf(response); excerpt != "" {
+	if excerpt := excerptOf(response, w.masking(header)); excerpt != "" {
 		text.WriteString(": " + excerpt)
 	}
 	err := errors.New(text.String())
@@ -80,14 +81,15 @@ func readToEnd(response *http.Response) error {
 	return err
 }
 
-// excerptOf reads the beginning of a refusal as text for tables, logs and terminals. That it breaks off
+// excerptOf reads the beginning of a refusal as text for tables, logs and terminals, without our secrets. It is masked
+// before it is cut, or the cut could leave a part of one. That it breaks off
 // changes nothing about the refusal.
-func excerptOf(response *http.Response) string {
+func excerptOf(response *http.Response, secrets *mask.Mask) string {
 	if response.StatusCode < 200 {
 		return "" // 101: what follows is no body, and does not end with the context
 	}
-	start, err := io.ReadAll(io.LimitReader(response.Body, maxExcerpt))
-	if err == nil && len(start) == maxExcerpt {
+	start, err := io.ReadAll(io.LimitReader(response.Body, 2*maxExcerpt))
+	if err == nil && len(start) == 2*maxExcerpt {
 		_, _ = io.CopyN(io.Discard, response.Body, maxRest) // so that the connection can be used again
 	}
 	clean := func(r rune) rune {
@@ -96,7 +98,9 @@ func excerptOf(response *http.Response) string {
 		}
 		return r
 	}
-	return strings.TrimSpace(strings.Map(clean, strings.ToValidUTF8(string(start), "\uFFFD")))
+	text := secrets.Text(string(start))
+	text = text[:min(len(text), maxExcerpt)]
+	return strings.TrimSpace(strings.Map(clean, strings.ToValidUTF8(text, "\uFFFD")))
 }
 
 // retryAfter reads seconds or an HTTP date (RFC 9110, section 10.2.3); anything else is no wish.

@@ -13,8 +13,10 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strings"
 	"time"
 
+	"github.com/backendstart/walpost/internal/mask"
 	"github.com/backendstart/walpost/internal/subscriber"
 )
 
@@ -67,6 +69,7 @@ type Webhook struct {
 	request   *http.Request // what all requests have in common; never changed after New
 	header    http.Header   // of every request; never changed after New
 	format    string
+	mask      *mask.Mask // of what is sent as a secret, signatures aside
 
 	severalSources bool
 }
@@ -106,6 +109,7 @@ func New(o Options) (subscriber.Subscriber, error) {
 		Method: http.MethodPost, URL: target, Host: target.Host,
 		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
 	}
+	w.mask = mask.New(o.secrets(target)...)
 	w.transport = newTransport(o)
 	if o.Batch > 1 {
 		return &Batching{w}, nil
@@ -166,8 +170,43 @@ func (w *Webhook) post(ctx context.Context, id string, header *headers, body []b
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)
 		}
-		return fmt.Errorf("post to %s: %w", w.request.Host, err)
+		return w.masking(header).Error(fmt.Errorf("post to %s: %w", w.request.Host, err)) // it may quote the answer
 	}
 	defer response.Body.Close()
-	return w.judge(ctx, response, len(body))
+	return w.judge(ctx, response, header, len(body))
+}
+
+// secrets are what a receiver must not make us store or show: keys, configured headers, and the parts of the URL that
+// can be a token.
+func (o Options) secrets(target *url.URL) []string {
+	var secrets []string
+	for _, secret := range o.Secrets {
+		secrets = append(secrets, strings.TrimPrefix(secret, "whsec_"))
+	}
+	for _, value := range o.Headers {
+		secrets = append(secrets, mask.InHeader(value)...)
+	}
+	for _, part := range strings.Split(target.Path, "/") {
+		if len(part) >= minPathToken {
+			secrets = append(secrets, part)
+		}
+	}
+	for _, values := range target.Query() {
+		secrets = append(secrets, values...)
+	}
+	return secrets
+}
+
+// minPathToken is how long a part of a path must be to be taken for a token and not for a word.
+const minPathToken = 16
+
+// masking is the mask with the signatures of one request.
+func (w *Webhook) masking(header *headers) *mask.Mask {
+	m := w.mask
+	for _, name := range []string{"Webhook-Signature", "Walpost-Signature"} {
+		for _, signature := range strings.Fields(header.Get(name)) {
+			m = m.With(strings.TrimPrefix(signature, "v1,"))
+		}
+	}
+	return m
 }
