@@ -3,7 +3,9 @@ package relay_test
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -180,4 +182,53 @@ func TestRelay_outlivesAFrozenServer(t *testing.T) {
 	eventually(t, "all marks", func() bool { return unmarked(db) == 0 })
 	r.shutDown()
 	once(t, sub, append(numbered("before", 10), numbered("after", 10)...))
+}
+
+// waits collects how long the relay waits before it opens its stream again.
+type waits struct {
+	slog.Handler
+	mu  sync.Mutex
+	all []time.Duration // guarded by mu
+}
+
+func (w *waits) Handle(ctx context.Context, line slog.Record) error {
+	if line.Message == "the stream broke, will open it again" {
+		line.Attrs(func(a slog.Attr) bool {
+			if a.Key == "wait" {
+				w.mu.Lock()
+				defer w.mu.Unlock()
+				w.all = append(w.all, a.Value.Duration())
+			}
+			return true
+		})
+	}
+	return w.Handler.Handle(ctx, line)
+}
+
+func (w *waits) longest() time.Duration {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Max(w.all)
+}
+
+// S-55: each session is ended soon, and each has delivered something before: that is no server that is away.
+func TestRelay_comesBackAtOnceAfterASessionThatDelivered(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	sub := keeping(nil)
+	o := options(t, db, sub)
+	said := &waits{Handler: o.Log.Handler()}
+	o.Log = slog.New(said)
+	r := streaming(t, o)
+	for round := range 8 {
+		id := fmt.Sprintf("round-%d", round)
+		insert(db, id, "a")
+		sub.await(t, id)
+		db.Exec(`SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1`, db.Name)
+		eventually(t, "the session is counted", func() bool { return metric(t, o, "walpost_reconnects_total", "") >= float64(round+1) })
+	}
+	if got := said.longest(); got > time.Second {
+		t.Errorf("waited up to %s before the next session, want at most 1s", got)
+	}
+	r.shutDown()
 }

@@ -20,6 +20,10 @@ const (
 	// quietBytes is how much WAL without events passes before a position is worth a write of its own: an
 	// idle relay writes nothing.
 	quietBytes = 16 << 20
+	// quietInterval is after which time less is worth it, too, if it is more than ownBytes: so much WAL is never
+	// our own record alone, a checkpoint's images of its pages included.
+	quietInterval = time.Minute
+	ownBytes      = 64 << 10
 	// positionsInterval is how often the subscribers' positions are written, when something ended.
 	positionsInterval = time.Second
 	// lastRecord is how long a stop waits for the last write.
@@ -43,6 +47,7 @@ type recorder struct {
 	received func() event.LSN // end of the WAL, as far as it is known
 
 	recorded    event.LSN // owned by run
+	recordedAt  time.Time // owned by run
 	positionsAt time.Time // when positions were last written; owned by run
 	dirty       bool      // a delivery ended since then; owned by run
 	elsewhere   sync.Once // said that somebody else marks rows
@@ -78,6 +83,9 @@ func (r *recorder) run(ctx, hard context.Context) {
 		cancel()
 	})
 	defer stop()
+	r.recordedAt = time.Now()
+	quiet := time.NewTicker(quietInterval)
+	defer quiet.Stop()
 	for {
 		var due <-chan time.Time
 		if r.dirty {
@@ -86,6 +94,7 @@ func (r *recorder) run(ctx, hard context.Context) {
 		select {
 		case <-r.tracker.Moved():
 		case <-due:
+		case <-quiet.C:
 		case <-ctx.Done():
 			r.record(writing, true)
 			return
@@ -104,6 +113,7 @@ func (r *recorder) record(ctx context.Context, last bool) {
 	switch {
 	case last, len(settled.Entries) > 0:
 	case confirm > r.recorded && r.dirty, confirm >= r.recorded+quietBytes:
+	case confirm > r.recorded+ownBytes && time.Since(r.recordedAt) >= quietInterval:
 	case r.dirty && time.Since(r.positionsAt) >= positionsInterval: // one subscriber holds the others' back
 	default:
 		return
@@ -123,7 +133,7 @@ func (r *recorder) record(ctx context.Context, last bool) {
 			if at != nil {
 				r.positionsAt, r.dirty = time.Now(), false
 			}
-			r.recorded = confirm
+			r.recorded, r.recordedAt = confirm, time.Now()
 			r.tracker.Recorded(settled, confirm)
 			return
 		}
