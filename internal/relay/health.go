@@ -48,7 +48,7 @@ func (r *Relay) whileStopping(err error) error {
 func (r *Relay) Health() Health {
 	r.mu.Lock()
 	r.leaveStuckLocked()
-	state, problem, found, tracker, recorder := r.state, r.problem, []string{r.trouble, r.held}, r.tracker, r.recorder
+	state, problem, found, tracker, recorder := r.state, r.problem, []string{r.trouble, r.held, r.silent}, r.tracker, r.recorder
 	r.mu.Unlock()
 	h := Health{State: state, Ready: state == Streaming || state == Waiting}
 	if problem != "" {

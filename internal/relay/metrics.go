@@ -12,6 +12,7 @@ import (
 type metrics struct {
 	elsewhere, failures prometheus.Counter
 	notes               prometheus.Counter
+	silent              prometheus.Gauge
 	repairs             *prometheus.CounterVec
 	owed                *prometheus.GaugeVec
 }
@@ -30,6 +31,10 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Name: "walpost_audit_errors_total",
 			Help: "Notes of the relay itself that could not be written to walpost.audit; what they tell of was done all the same.",
 		}),
+		silent: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "walpost_stream_silent_seconds",
+			Help: "How long the server has sent nothing and shown no sign of work while its WAL grew; 0 while it works or has nothing to send.",
+		}),
 		repairs: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "walpost_repairs_total",
 			Help: "Repairs from the table, by kind: anew (the slot was lost) or kept (the slot is there, and its stream may have a hole).",
@@ -41,7 +46,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	for _, kind := range []string{slotAnew, slotKept} { // there before the first one
 		m.repairs.WithLabelValues(kind)
 	}
-	reg.MustRegister(m.elsewhere, m.failures, m.notes, m.repairs, m.owed)
+	reg.MustRegister(m.elsewhere, m.failures, m.notes, m.silent, m.repairs, m.owed)
 	return m
 }
 

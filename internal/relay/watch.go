@@ -25,11 +25,12 @@ const (
 func (r *Relay) watch(ctx context.Context, s *session, stop context.CancelCauseFunc) {
 	fingerprint := s.fingerprint
 	var held hold
+	var quiet silence
 	ticker := time.NewTicker(watchInterval)
 	defer ticker.Stop()
 	for {
 		limited, cancel := context.WithTimeout(ctx, statementLimit)
-		held = r.observe(limited, held)
+		held, quiet = r.observe(limited, held, quiet)
 		var err error
 		fingerprint, err = r.publicationChanged(limited, s.tables, fingerprint)
 		lead := r.fence.Check(limited, r.Pool)
@@ -51,10 +52,10 @@ func (r *Relay) watch(ctx context.Context, s *session, stop context.CancelCauseF
 
 // observe brings what comes from SQL up to date, and returns what to compare the next look with. While
 // Postgres is away it all stays as it was.
-func (r *Relay) observe(ctx context.Context, before hold) hold {
+func (r *Relay) observe(ctx context.Context, held hold, quiet silence) (hold, silence) {
 	if slot, err := wal.FindSlot(ctx, r.Pool, r.Slot); err == nil && slot != nil {
 		r.wal.Observe(*slot)
-		before = r.heldBack(slot.HeldBackBy, before)
+		held, quiet = r.heldBack(slot.HeldBackBy, held), r.watchSilence(quiet, *slot)
 	}
 	if counts, err := r.owed.Counts(ctx); err == nil {
 		r.showOwed(counts)
@@ -64,7 +65,7 @@ func (r *Relay) observe(ctx context.Context, before hold) hold {
 		r.lost = lost
 		r.mu.Unlock()
 	}
-	return before
+	return held, quiet
 }
 
 // hold is a look at a server that sends nothing before a standby has it.

@@ -2,6 +2,7 @@ package wal
 
 import (
 	"sync/atomic"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -12,6 +13,7 @@ import (
 type Metrics struct {
 	receivedLSN, confirmedLSN atomic.Uint64
 	handedLSN                 atomic.Uint64 // no metric: it is receivedLSN within moments
+	heardAt                   atomic.Int64  // when a message last came, or could not for us, in nanoseconds since 1970
 	Reconnects                prometheus.Counter
 
 	lag, retained, safe, active, catalogAge, spilled prometheus.Gauge
@@ -60,6 +62,11 @@ func (m *Metrics) Received() event.LSN { return event.LSN(m.receivedLSN.Load()) 
 
 // HandedOver is the position up to which everything that was received was also handed over by the Receiver.
 func (m *Metrics) HandedOver() event.LSN { return event.LSN(m.handedLSN.Load()) }
+
+// Heard is when the server last sent a message, or when we last kept it from doing so.
+func (m *Metrics) Heard() time.Time { return time.Unix(0, m.heardAt.Load()) }
+
+func (m *Metrics) heard(at time.Time) { m.heardAt.Store(at.UnixNano()) }
 
 // Restart forgets what was received from a slot that was lost or a server that is another one.
 func (m *Metrics) Restart(confirmed event.LSN) {

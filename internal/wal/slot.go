@@ -38,7 +38,11 @@ type Slot struct {
 	// about to send; from 17 on, and only to roles that may see the sender's session.
 	// (PostgreSQL manual, "synchronized_standby_slots")
 	HeldBackBy string
-	here       string // the database of the query
+	// End is where the server writes its WAL, Activity what it shows of the sender at work: the slot's statistics
+	// of decoding, and what its session waits for.
+	End      event.LSN
+	Activity string
+	here     string // the database of the query
 }
 
 // Lost reports whether the server has given up keeping WAL for the slot.
@@ -48,20 +52,26 @@ func (s Slot) Lost() bool { return s.WALStatus == "lost" || s.Invalidation != ""
 // none of that name. The row comes as JSON because its columns differ between versions.
 func FindSlot(ctx context.Context, q Querier, name string) (*Slot, error) {
 	var row []byte
+	var end string
 	s := Slot{Name: name}
 	err := q.QueryRow(ctx, `
 		SELECT to_jsonb(s), coalesce(pg_catalog.pg_wal_lsn_diff(w.lsn, s.confirmed_flush_lsn), 0)::bigint,
 		       coalesce(pg_catalog.pg_wal_lsn_diff(w.lsn, s.restart_lsn), 0)::bigint,
 		       coalesce(pg_catalog.age(s.catalog_xmin), 0)::bigint, coalesce(d.spill_bytes, 0), pg_catalog.current_database(),
 		       coalesce((SELECT pg_catalog.current_setting('synchronized_standby_slots', true) FROM pg_catalog.pg_stat_activity a
-		                 WHERE a.pid = s.active_pid AND a.wait_event = 'WaitForStandbyConfirmation'), '')
+		                 WHERE a.pid = s.active_pid AND a.wait_event = 'WaitForStandbyConfirmation'), ''),
+		       w.lsn::text, pg_catalog.concat(d::text, ' ', (SELECT pg_catalog.concat(a.wait_event_type, '/', a.wait_event)
+		                 FROM pg_catalog.pg_stat_activity a WHERE a.pid = s.active_pid))
 		FROM pg_catalog.pg_replication_slots s LEFT JOIN pg_catalog.pg_stat_replication_slots d USING (slot_name), (SELECT CASE WHEN pg_catalog.pg_is_in_recovery()
 		         THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_lsn() END AS lsn) w
-		WHERE s.slot_name = $1`, name).Scan(&row, &s.LagBytes, &s.RetainedBytes, &s.CatalogAge, &s.SpilledBytes, &s.here, &s.HeldBackBy)
+		WHERE s.slot_name = $1`, name).Scan(&row, &s.LagBytes, &s.RetainedBytes, &s.CatalogAge, &s.SpilledBytes, &s.here, &s.HeldBackBy, &end, &s.Activity)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
 	}
 	if err != nil {
+		return nil, fmt.Errorf("look up slot %q: %w", name, err)
+	}
+	if s.End, err = event.ParseLSN(end); err != nil {
 		return nil, fmt.Errorf("look up slot %q: %w", name, err)
 	}
 	var columns struct {

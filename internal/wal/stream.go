@@ -91,6 +91,7 @@ func (c *Conn) Stream(ctx context.Context, o StreamOptions) error {
 		_ = c.pg.Conn().SetReadDeadline(time.Unix(1, 0))
 	})
 	c.gulps.at, c.gulps.beforeRead = now, s.handOver
+	s.Metrics.heard(now)
 	err := s.read(ctx)
 	s.handOver()
 	if !stop() {
@@ -184,7 +185,10 @@ func (s *stream) take(message pgproto3.BackendMessage) error {
 	switch m := message.(type) {
 	case *pgproto3.CopyData:
 		now := s.conn.gulps.at
-		s.lastHeard, s.probed = now, now
+		if now != s.lastHeard {
+			s.lastHeard, s.probed = now, now
+			s.Metrics.heard(now)
+		}
 		s.conn.gulps.count++
 		return s.takeCopyData(m.Data, now)
 	case *pgproto3.ErrorResponse:
@@ -340,6 +344,7 @@ func (s *stream) waitForRoom(ctx context.Context) {
 	// What the server sent meanwhile waits in the socket: that is no silence.
 	s.conn.gulps.at = time.Now()
 	s.probed = s.conn.gulps.at
+	s.Metrics.heard(s.probed)
 }
 
 // askIfSilent finds a dead line behind a silence, and only then gives the connection up.
@@ -352,7 +357,9 @@ func (s *stream) askIfSilent(ctx context.Context, now time.Time) error {
 	if !s.Alive(ctx, s.conn.pg.PID()) {
 		return fmt.Errorf("%w: nothing heard for %v and the server does not serve this connection any more", ErrConnection, now.Sub(s.lastHeard))
 	}
-	s.Log.Info("the server is silent but serves us: it decodes a large transaction", "since", s.lastHeard)
+	// Why, only the server knows: it may decode a large transaction, or be suspended. What it shows of itself is
+	// watched by package relay.
+	s.Log.Info("the server sends nothing, and its session is there", "since", s.lastHeard)
 	s.probed = time.Now()
 	return nil
 }
