@@ -108,7 +108,8 @@ func newRelay(ctx context.Context, options config.Relay, mail config.Mail, kinds
 		settings := options.Subscribers[i]
 		lane := laneOptions(settings)
 		lane.Mask = secrets.Error
-		subscriptions[i] = relay.Subscription{Subscriber: sub, Lane: lane, Wants: settings.Takes, FromBeginning: settings.From == "beginning"}
+		subscriptions[i] = relay.Subscription{Subscriber: sub, Lane: lane, Filter: settings.Filter(),
+			FromBeginning: settings.From == "beginning", RenamedFrom: settings.RenamedFrom}
 	}
 	if options.Single {
 		held = nil

@@ -35,7 +35,7 @@ var rooms = []room{
 	{"slab", ""},
 	{"safefile", ""},
 	{"mask", ""},
-	{"config", "safefile"},
+	{"config", "event safefile"},
 	{"logs", ""},
 	{"postgres", ""},
 	{"pgserver", ""},

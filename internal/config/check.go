@@ -105,6 +105,7 @@ func (c *checker) flow(flow Flow, kinds []string) {
 	for i, subscriber := range flow.Subscribers {
 		c.enter("subscribers", i, subscriber.Name, subscribers)
 		c.subscriber(subscriber, sources, kinds)
+		c.renamed(subscriber, flow)
 	}
 }
 
@@ -181,6 +182,24 @@ func (c *checker) subscriber(s Subscriber, sources map[string]bool, kinds []stri
 	}
 	if s.Retry.Max < s.Retry.Initial {
 		c.fail("retry.max", "%s is less than retry.initial, %s", s.Retry.Max, s.Retry.Initial)
+	}
+}
+
+// renamed refuses a former name that cannot be one: nothing would say whose position and debt it is.
+func (c *checker) renamed(s Subscriber, flow Flow) {
+	if s.RenamedFrom == "" {
+		return
+	}
+	if !labelName.MatchString(s.RenamedFrom) {
+		c.fail("renamed_from", "%q is no name of a subscriber", s.RenamedFrom)
+	}
+	for _, other := range flow.Subscribers {
+		switch {
+		case other.Name == s.RenamedFrom:
+			c.fail("renamed_from", "%q is configured itself: a name belongs to one subscriber", s.RenamedFrom)
+		case other.Name != s.Name && other.RenamedFrom == s.RenamedFrom:
+			c.fail("renamed_from", "%q is the former name of %q, too", s.RenamedFrom, other.Name)
+		}
 	}
 }
 

@@ -3,12 +3,13 @@ package config
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/goccy/go-yaml/ast"
+
+	"github.com/backendstart/walpost/internal/event"
 )
 
 // Flow is what walpost.yaml describes: where events come from and who gets them.
@@ -77,6 +78,8 @@ type Subscriber struct {
 	// GiveUpAfter is how long an event may fail, outage or not, before it becomes a dead letter; 0 is for
 	// ever.
 	GiveUpAfter Duration `yaml:"give_up_after,omitempty"`
+	// RenamedFrom is the name that the subscriber had before: what is recorded under it is carried over.
+	RenamedFrom string `yaml:"renamed_from,omitempty"`
 	// From is where a subscriber that is new to the slot begins: "now", or "beginning" for all rows that
 	// the tables still have.
 	From string `yaml:"from"`
@@ -129,36 +132,11 @@ func defaultSubscriber() Subscriber {
 	}
 }
 
-// Takes reports whether the subscriber is configured to get events of this source and type.
-func (s Subscriber) Takes(source, eventType string) bool {
-	if len(s.Sources) > 0 && !slices.Contains(s.Sources, source) {
-		return false
-	}
-	if len(s.Events) == 0 {
-		return true
-	}
-	return slices.ContainsFunc(s.Events, func(pattern string) bool { return matches(pattern, eventType) })
-}
+// Filter is what the subscriber is configured to get.
+func (s Subscriber) Filter() event.Filter { return event.Filter{Sources: s.Sources, Events: s.Events} }
 
-// matches compares with a pattern in which * is any run of characters, dots included. Each literal
-// part is found as early as possible and the last one at the end, so the cost is linear in the text.
-func matches(pattern, text string) bool {
-	parts := strings.Split(pattern, "*")
-	if len(parts) == 1 {
-		return pattern == text
-	}
-	text, ok := strings.CutPrefix(text, parts[0])
-	if !ok {
-		return false
-	}
-	last := len(parts) - 1
-	for _, part := range parts[1:last] {
-		if _, text, ok = strings.Cut(text, part); !ok {
-			return false
-		}
-	}
-	return strings.HasSuffix(text, parts[last])
-}
+// Takes reports whether the subscriber is configured to get events of this source and type.
+func (s Subscriber) Takes(source, eventType string) bool { return s.Filter().Takes(source, eventType) }
 
 // UnmarshalYAML fills in the defaults before the file speaks.
 func (s *Source) UnmarshalYAML(_ context.Context, unmarshal func(any) error) error {

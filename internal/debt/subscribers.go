@@ -167,6 +167,27 @@ func (s *Store) Forget(ctx context.Context, name, who, why string) error {
 	return nil
 }
 
+// Rename gives everything that is recorded of a subscriber to another name, which must not be known. What a
+// forgotten subscriber of that name has left behind goes where it would be in the way.
+func (s *Store) Rename(ctx context.Context, tx pgx.Tx, before, name string) error {
+	for _, sql := range []string{
+		`DELETE FROM walpost.owed n WHERE n.slot = $1 AND n.subscriber = $3 AND EXISTS (
+			SELECT FROM walpost.owed o WHERE o.slot = $1 AND o.subscriber = $2
+			AND o.source = n.source AND o.event_id = n.event_id AND o.occurrence = n.occurrence)`,
+		`UPDATE walpost.owed SET subscriber = $3 WHERE slot = $1 AND subscriber = $2`,
+		`DELETE FROM walpost.inbox n WHERE n.slot = $1 AND n.subscriber = $3 AND EXISTS (
+			SELECT FROM walpost.inbox o WHERE o.slot = $1 AND o.subscriber = $2
+			AND o.source = n.source AND o.event_id = n.event_id AND o.occurrence = n.occurrence)`,
+		`UPDATE walpost.inbox SET subscriber = $3 WHERE slot = $1 AND subscriber = $2`,
+		`UPDATE walpost.subscribers SET name = $3, updated_at = now() WHERE slot = $1 AND name = $2`,
+	} {
+		if _, err := tx.Exec(ctx, sql, s.slot, before, name); err != nil {
+			return fmt.Errorf("rename subscriber %q to %q: %w", before, name, err)
+		}
+	}
+	return nil
+}
+
 func unknown(subscriber string) error {
 	return fmt.Errorf("%w %q at this slot: `walpost subscribers list` has their names", ErrNoSubscriber, subscriber)
 }

@@ -24,9 +24,28 @@ type Route struct {
 	Lane interface{ Offer(...*ack.Delivery) }
 	// Wants is asked once for each pair of source and type, and after that from memory.
 	Wants func(source, eventType string) bool
+	// Earlier is what went to the subscriber before Wants did: for transactions that commit before the Until of a
+	// part, the first such part is asked instead. The parts are in the order of the WAL.
+	Earlier []Earlier
 	// After is the position up to which the subscriber needs nothing: it has it, it owes it, or it is
 	// younger than that.
 	After event.Position
+}
+
+// Earlier is what a subscriber wanted of the transactions that commit below Until.
+type Earlier struct {
+	Until event.LSN
+	Wants func(source, eventType string) bool
+}
+
+// wants reports whether an event goes to the route that commits at a place in the WAL.
+func (r Route) wants(commit event.LSN, source, eventType string) bool {
+	for _, part := range r.Earlier {
+		if commit < part.Until {
+			return part.Wants(source, eventType)
+		}
+	}
+	return r.Wants(source, eventType)
 }
 
 // Dispatcher is the receiver of a stream. Receive and KeepAlive belong to the goroutine of the stream.
@@ -37,6 +56,7 @@ type Dispatcher struct {
 	epoch    int32
 	maxEvent int
 	after    event.Position // the highest After of the routes
+	earlier  event.LSN      // the highest Until of the routes' earlier parts
 	log      *slog.Logger
 	metrics  *Metrics
 
@@ -93,6 +113,9 @@ func New(tables []*outbox.Table, messages []*outbox.Source, routes []Route, trac
 	for _, route := range routes {
 		if route.After.Compare(d.after) > 0 {
 			d.after = route.After
+		}
+		for _, part := range route.Earlier {
+			d.earlier = max(d.earlier, part.Until)
 		}
 	}
 	d.Connected(tables)
@@ -316,8 +339,18 @@ func (d *Dispatcher) source(name string) *source {
 	return from
 }
 
-// want returns the numbers of the subscribers that want events of a type.
+// want returns the numbers of the subscribers that want events of a type. Before the last change of a filter that
+// depends on where the transaction commits, so nothing is remembered.
 func (d *Dispatcher) want(from *source, eventType string) []int {
+	if d.begin.FinalLSN < d.earlier {
+		var wanted []int
+		for i, route := range d.routes {
+			if route.wants(d.begin.FinalLSN, from.name, eventType) {
+				wanted = append(wanted, i)
+			}
+		}
+		return wanted
+	}
 	wanted, ok := from.wanted[eventType]
 	if !ok {
 		for i, route := range d.routes {

@@ -18,6 +18,12 @@ func (l LSN) String() string { return fmt.Sprintf("%X/%X", uint32(l>>32), uint32
 // MarshalText makes logs and JSON show what String does.
 func (l LSN) MarshalText() ([]byte, error) { return []byte(l.String()), nil }
 
+// UnmarshalText reads what MarshalText writes.
+func (l *LSN) UnmarshalText(text []byte) (err error) {
+	*l, err = ParseLSN(string(text))
+	return err
+}
+
 // ParseLSN reads what String writes.
 func ParseLSN(s string) (LSN, error) {
 	high, low, ok := strings.Cut(s, "/")

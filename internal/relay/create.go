@@ -84,29 +84,28 @@ func (r *Relay) makeSlot(ctx context.Context, s *session, fix *repair) (rows int
 	}
 	r.Log.Info("slot created", "slot", r.Slot, "consistent_point", created.ConsistentPoint)
 	s.confirmed = created.ConsistentPoint
-	after := make([]event.Position, len(r.Subscriptions))
+	members := r.atTheBeginning(s) // nothing is before the slot but the debt, so who has left has left now
 	begun := time.Now()
 	rows, err = r.ready(ctx, s, fix, func(tx pgx.Tx) (int64, error) {
-		fresh, err := r.freshFromBeginning(ctx, tx)
-		if err != nil {
-			return 0, err
-		}
+		fresh := r.recipients(s, func(name string, beginning bool) bool { _, known := s.known[name]; return beginning && !known })
 		if len(fresh) > 0 { // before rows are marked that nobody wants
-			_, err := r.recordRows(ctx, tx, s, recording{snapshot: created.Snapshot, from: created.ConsistentPoint, retained: true, meant: func(i int) bool { return fresh[i] }})
+			_, err := r.recordRows(ctx, tx, s, recording{snapshot: created.Snapshot, from: created.ConsistentPoint, retained: true, to: fresh})
 			if err != nil {
 				return 0, err
 			}
 		}
-		rows, err := r.recordRows(ctx, tx, s, recording{snapshot: created.Snapshot, from: created.ConsistentPoint, repair: fix != nil, meant: func(i int) bool { return !fresh[i] }})
+		others := r.recipients(s, func(name string, beginning bool) bool { _, known := s.known[name]; return !beginning || known })
+		rows, err := r.recordRows(ctx, tx, s, recording{snapshot: created.Snapshot, from: created.ConsistentPoint, repair: fix != nil, to: others})
 		if err != nil {
 			return 0, err
 		}
-		return rows, r.savePositionsTx(ctx, tx, s, after)
+		return rows, r.savePositions(ctx, tx, s, members)
 	})
 	if err != nil {
 		return rows, fmt.Errorf("record the rows that waited before slot %q: %w", r.Slot, err)
 	}
-	s.after = after
+	s.members = members
+	r.logDepartures(s)
 	if fix == nil && rows > 0 {
 		r.Log.Info("rows that waited before the slot existed are recorded as owed and sent first", "rows", rows, "took", time.Since(begun))
 	}
@@ -178,39 +177,6 @@ func (r *Relay) readyTx(ctx context.Context, tx pgx.Tx, s *session, fix *repair,
 		r.Log.Error("cannot note the repair in walpost.audit; the repair goes on", "facts", facts, "reason", fix.reason, "err", err)
 	}
 	return nil
-}
-
-// freshFromBeginning are the subscribers that this slot has never had and that begin with all rows.
-func (r *Relay) freshFromBeginning(ctx context.Context, tx pgx.Tx) (map[int]bool, error) {
-	known, err := r.knownSubscribers(ctx, tx)
-	if err != nil {
-		return nil, err
-	}
-	fresh := make(map[int]bool)
-	for i, sub := range r.Subscriptions {
-		if _, ok := known[sub.Subscriber.Name()]; sub.FromBeginning && !ok {
-			fresh[i] = true
-		}
-	}
-	return fresh, nil
-}
-
-// knownSubscribers are those that the slot has ever had; true for those that it still had at the last start.
-func (r *Relay) knownSubscribers(ctx context.Context, tx pgx.Tx) (map[string]bool, error) {
-	rows, err := tx.Query(ctx, `SELECT name, gone_at IS NULL FROM walpost.subscribers WHERE slot = $1`, r.Slot)
-	if err != nil {
-		return nil, fmt.Errorf("look up the subscribers of slot %q: %w", r.Slot, err)
-	}
-	known := make(map[string]bool)
-	var name string
-	var present bool
-	if _, err := pgx.ForEachRow(rows, []any{&name, &present}, func() error {
-		known[name] = present
-		return nil
-	}); err != nil {
-		return nil, fmt.Errorf("look up the subscribers of slot %q: %w", r.Slot, err)
-	}
-	return known, nil
 }
 
 // sayWhoIsWaitedFor explains what takes long: it waits for every transaction that was running when it

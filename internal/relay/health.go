@@ -67,6 +67,12 @@ func (r *Relay) Health() Health {
 		h.Ready = false
 		h.Problems = append(h.Problems, "nothing can be confirmed: "+err.Error())
 	}
+	for _, l := range r.currentLeavers() {
+		if err := l.failing(); err != nil {
+			h.Ready = false
+			h.Problems = append(h.Problems, fmt.Sprintf("what is owed to subscriber %q, which has left the configuration, cannot be recorded: %s", l.name, err))
+		}
+	}
 	for _, l := range r.currentLanes() {
 		stats := l.Stats()
 		if stats.DebtError != "" {
@@ -91,6 +97,11 @@ func (r *Relay) Health() Health {
 			if s.Open > 0 {
 				h.Problems = append(h.Problems, fmt.Sprintf("subscriber %q holds %d, the oldest is event %q since %s; last error: %s",
 					s.Name, s.Open, s.OldestOpen, s.OldestSince.Format(time.RFC3339), orNone(s.LastError)))
+			}
+		}
+		for _, l := range r.currentLeavers() {
+			if n, oldest := tracker.OpenOf(l.number); oldest != nil {
+				h.Problems = append(h.Problems, fmt.Sprintf("%d events are to be recorded as owed to subscriber %q, which has left the configuration; the oldest is event %q", n, l.name, oldest.ID))
 			}
 		}
 	}
@@ -146,6 +157,12 @@ func (r *Relay) currentLanes() []*lane.Lane {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.lanes
+}
+
+func (r *Relay) currentLeavers() []*leaver {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.leavers
 }
 
 func (r *Relay) subscribers(tracker *ack.Tracker) []Subscriber {

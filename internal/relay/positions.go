@@ -3,7 +3,8 @@ package relay
 import (
 	"context"
 	"fmt"
-	"math"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -11,7 +12,6 @@ import (
 	"github.com/backendstart/walpost/internal/ack"
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/postgres"
-	"github.com/backendstart/walpost/internal/wal"
 )
 
 // names lists the subscribers in the order of their numbers.
@@ -23,91 +23,342 @@ func (r *Relay) names() []string {
 	return names
 }
 
-// startPositions finds from where each subscriber goes on with a slot that exists. One that is new to it,
-// or comes back after it had left the configuration, starts at now.
-func (r *Relay) startPositions(ctx context.Context, s *session) error {
-	type known struct {
-		position event.Position
-		gone     *string
+// stored is what walpost.subscribers says of a subscriber.
+type stored struct {
+	system            string // of the server that the positions belong to
+	finished, secured event.Position
+	goneAt            string // since when it has left the configuration, "" while it has not
+	wants             wants
+	doubt             string // why its positions are not believed, "" if they are
+}
+
+// unbelievable says why the positions cannot be true on a server whose WAL ends at end, or "". A position of zero
+// claims nothing.
+func (k stored) unbelievable(system string, end place) string {
+	switch none := (event.Position{}); {
+	case k.goneAt != "" && len(k.wants) == 0: // it has left, and begins at now should it come back
+		return ""
+	case k.secured == none && k.finished == none:
+		return ""
+	case k.system != system:
+		return fmt.Sprintf("its position is of server %q, and the slot is read from server %q", k.system, system)
+	case k.secured.Epoch != end.Epoch:
+		return fmt.Sprintf("its position %v is of epoch %d, and the slot is in epoch %d", k.secured, k.secured.Epoch, end.Epoch)
+	case max(k.secured.Commit, k.finished.Commit) > end.LSN:
+		return fmt.Sprintf("its position %v lies beyond %v, the end of the WAL", max(k.secured.Commit, k.finished.Commit), end.LSN)
+	case k.finished.Compare(k.secured) > 0:
+		return fmt.Sprintf("everything up to %v is said to be finished, and only up to %v to be finished or owed", k.finished, k.secured)
 	}
-	rows, err := r.Pool.Query(ctx, `
-		SELECT name, secured_epoch, secured_commit::text, secured_ordinal, gone_at::text
-		FROM walpost.subscribers WHERE slot = $1`, r.Slot)
+	return ""
+}
+
+// position is from where the subscriber goes on: where nothing can be believed, at the beginning of the slot.
+func (k stored) position(epoch int32) event.Position {
+	if k.doubt != "" {
+		return event.Position{Epoch: epoch}
+	}
+	return k.secured
+}
+
+// readSubscribers reads what is recorded of all subscribers that the slot has ever had, and says of whom it does not
+// believe it.
+func (r *Relay) readSubscribers(ctx context.Context, s *session) error {
+	known := make(map[string]stored)
+	err := postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) error {
+		rows, err := tx.Query(ctx, `
+			SELECT name, system_id, secured_epoch, secured_commit::text, secured_ordinal,
+			       finished_epoch, finished_commit::text, finished_ordinal, coalesce(gone_at::text, ''), wants::text
+			FROM walpost.subscribers WHERE slot = $1`, r.Slot)
+		if err != nil {
+			return err
+		}
+		var name, secured, finished, text string
+		var k stored
+		_, err = pgx.ForEachRow(rows, []any{&name, &k.system, &k.secured.Epoch, &secured, &k.secured.Ordinal,
+			&k.finished.Epoch, &finished, &k.finished.Ordinal, &k.goneAt, &text}, func() (err error) {
+			if k.secured.Commit, err = event.ParseLSN(secured); err != nil {
+				return err
+			}
+			if k.finished.Commit, err = event.ParseLSN(finished); err != nil {
+				return err
+			}
+			if k.wants, err = parseWants([]byte(text)); err != nil {
+				r.Log.Warn("what a subscriber wanted before cannot be read; it counts as everything", "subscriber", name, "err", err)
+			}
+			known[name] = k
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		s.end, err = endOfWAL(ctx, tx) // after the positions, so that it is beyond all that are true
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("read positions of the subscribers: %w", err)
 	}
-	found := make(map[string]known)
-	for rows.Next() {
-		var name, commit string
-		var k known
-		if err := rows.Scan(&name, &k.position.Epoch, &commit, &k.position.Ordinal, &k.gone); err != nil {
-			rows.Close()
-			return fmt.Errorf("read positions of the subscribers: %w", err)
-		}
-		if k.position.Commit, err = event.ParseLSN(commit); err != nil {
-			rows.Close()
-			return fmt.Errorf("read positions of the subscribers: %w", err)
-		}
-		found[name] = k
-	}
-	if err := rows.Err(); err != nil {
-		return fmt.Errorf("read positions of the subscribers: %w", err)
-	}
-
-	now := event.Position{Epoch: s.epoch, Commit: s.horizon - 1, Ordinal: math.MaxInt64}
-	s.after = make([]event.Position, len(r.Subscriptions))
-	for i, name := range r.names() {
-		k, ok := found[name]
-		switch {
-		case !ok && r.Subscriptions[i].FromBeginning:
-			s.after[i] = event.Position{Epoch: s.epoch}
-			if err := r.recordRetained(ctx, s, i); err != nil {
-				return err
-			}
-		case !ok:
-			r.Log.Info("subscriber is new to this slot and starts at now", "subscriber", name, "lsn", s.horizon)
-			s.after[i] = now
-		case k.gone != nil:
-			r.Log.Warn("subscriber is back in the configuration and starts at now; it has no event of the time between",
-				"subscriber", name, "gone_since", *k.gone, "last_position", k.position, "lsn", s.horizon)
-			s.after[i] = now
-		default:
-			s.after[i] = k.position
+	if s.record != nil {
+		for name, k := range known {
+			k.doubt = k.unbelievable(s.record.system.ID, place{s.record.epoch, s.end})
+			known[name] = k
 		}
 	}
-	return r.savePositions(ctx, s, s.after)
+	s.known = known
+	return nil
 }
 
-// savePositions writes where each subscriber of the configuration starts, and since when the others are
-// gone.
-func (r *Relay) savePositions(ctx context.Context, s *session, after []event.Position) error {
-	return postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) error {
-		if err := r.fence.Hold(ctx, tx); err != nil {
-			return err
-		}
-		return r.savePositionsTx(ctx, tx, s, after)
+// endOfWAL is the end of what was ever written to the WAL: whatever has committed, flushed or not, lies below it.
+func endOfWAL(ctx context.Context, tx pgx.Tx) (event.LSN, error) {
+	var text string
+	if err := tx.QueryRow(ctx, `SELECT pg_catalog.pg_current_wal_insert_lsn()::text`).Scan(&text); err != nil {
+		return 0, fmt.Errorf("look up the end of the WAL: %w", err)
+	}
+	return event.ParseLSN(text)
+}
+
+func (r *Relay) readEnd(ctx context.Context, s *session) error {
+	return postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) (err error) {
+		s.end, err = endOfWAL(ctx, tx)
+		return err
 	})
 }
 
-func (r *Relay) savePositionsTx(ctx context.Context, tx pgx.Tx, s *session, after []event.Position) error {
-	names := r.names()
-	for i, name := range names {
-		_, err := tx.Exec(ctx, `
-			INSERT INTO walpost.subscribers (slot, name, system_id, timeline, secured_epoch, secured_commit, secured_ordinal)
-			VALUES ($1, $2, $3, $4, $5, $6::text::pg_lsn, $7)
+// doubted are the subscribers whose positions are not believed, in the order of their names.
+func (s *session) doubted() []string {
+	var names []string
+	for name, k := range s.known {
+		if k.doubt != "" {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// restartPositions lets the subscribers whose positions are not believed begin where the slot does, and all of them
+// where the server has become another one: their positions say nothing about this one.
+func (r *Relay) restartPositions(ctx context.Context, tx pgx.Tx, s *session) error {
+	names := s.doubted()
+	if s.record != nil && s.record.epoch != s.epoch {
+		names = slices.Sorted(maps.Keys(s.known))
+	}
+	_, err := tx.Exec(ctx, `
+		UPDATE walpost.subscribers SET system_id = $3, timeline = $4, updated_at = now(),
+		    secured_epoch = $5, secured_commit = '0/0', secured_ordinal = 0,
+		    finished_epoch = $5, finished_commit = '0/0', finished_ordinal = 0
+		WHERE slot = $1 AND name = ANY ($2)`, r.Slot, names, s.system.ID, s.system.Timeline, s.epoch)
+	if err != nil {
+		return fmt.Errorf("restart the positions of %q: %w", names, err)
+	}
+	for _, name := range names {
+		k := s.known[name]
+		k.secured, k.finished = event.Position{Epoch: s.epoch}, event.Position{Epoch: s.epoch}
+		s.known[name] = k
+	}
+	return nil
+}
+
+// member is a subscriber as a session serves it: one of the configuration, which has a lane, or one that has left
+// and of which something is to be recorded still.
+type member struct {
+	name  string
+	after event.Position // what it needs begins after it
+	wants wants
+	left  bool
+	// found says how the position was found, for the log.
+	found finding
+}
+
+type finding int
+
+const (
+	goesOn    finding = iota // at its recorded position
+	isNew                    // to the slot: at now
+	beginning                // new, and begins with all rows that the tables have
+	isBack                   // it had left: at now
+)
+
+// asked is a subscriber as the configuration has it.
+type asked struct {
+	name          string
+	filter        event.Filter
+	fromBeginning bool
+}
+
+// plan decides from where each subscriber goes on and what it gets, for a slot that exists: first those of the
+// configuration, in their order, then those that have left and have not had everything that committed before.
+func plan(known map[string]stored, configured []asked, epoch int32, end place) []member {
+	var members []member
+	inConfig := make(map[string]bool)
+	for _, sub := range configured {
+		inConfig[sub.name] = true
+		k, ok := known[sub.name]
+		position := k.position(epoch)
+		still := k.wants.within(end).beyond(position)
+		m := member{name: sub.name, after: position, wants: still.changed(sub.filter, end)}
+		switch {
+		case !ok && sub.fromBeginning:
+			m.after, m.wants, m.found = event.Position{Epoch: epoch}, from(sub.filter), beginning
+		case !ok:
+			m.after, m.wants, m.found = end.last(), from(sub.filter), isNew
+		case k.goneAt != "" && len(still) == 0:
+			m.after, m.wants, m.found = end.last(), from(sub.filter), isBack
+		case k.goneAt != "":
+			m.found = isBack
+		}
+		members = append(members, m)
+	}
+	for _, name := range slices.Sorted(maps.Keys(known)) {
+		k := known[name]
+		position := k.position(epoch)
+		still := k.wants.within(end).beyond(position)
+		if !inConfig[name] && len(still) > 0 {
+			members = append(members, member{name: name, after: position, wants: still.closed(end), left: true})
+		}
+	}
+	return members
+}
+
+// atTheBeginning is the plan for a slot before which there is nothing but debt.
+func (r *Relay) atTheBeginning(s *session) []member {
+	members := make([]member, len(r.Subscriptions))
+	for i, sub := range r.configured() {
+		members[i] = member{name: sub.name, after: event.Position{Epoch: s.epoch}, wants: from(sub.filter)}
+	}
+	return members
+}
+
+func (r *Relay) configured() []asked {
+	subs := make([]asked, len(r.Subscriptions))
+	for i, sub := range r.Subscriptions {
+		subs[i] = asked{sub.Subscriber.Name(), sub.filter(), sub.FromBeginning}
+	}
+	return subs
+}
+
+// startPositions finds from where each subscriber goes on with a slot that exists. One that is new to it,
+// or comes back after it had left the configuration, starts at now. One that has left ends at now.
+func (r *Relay) startPositions(ctx context.Context, s *session) error {
+	if err := r.readEnd(ctx, s); err != nil {
+		return err
+	}
+	members := plan(s.known, r.configured(), s.epoch, place{s.epoch, s.end})
+	for i, m := range members {
+		if m.found == beginning {
+			if err := r.recordRetained(ctx, s, i); err != nil {
+				return err
+			}
+		}
+	}
+	err := postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) error {
+		if err := r.fence.Hold(ctx, tx); err != nil {
+			return err
+		}
+		return r.savePositions(ctx, tx, s, members)
+	})
+	if err != nil {
+		return err
+	}
+	s.members = members
+	r.logPositions(s)
+	return nil
+}
+
+// logDepartures names those that have left when the slot was made: all rows that wait are owed to them, too.
+func (r *Relay) logDepartures(s *session) {
+	for _, name := range slices.Sorted(maps.Keys(s.known)) {
+		isMember := slices.ContainsFunc(s.members, func(m member) bool { return m.name == name })
+		if k := s.known[name]; !isMember && len(k.wants) > 0 {
+			r.Log.Warn("subscriber has left the configuration; what waited before is owed to it until it is forgotten", "subscriber", name)
+		}
+	}
+}
+
+func (r *Relay) logPositions(s *session) {
+	for _, m := range s.members {
+		k := s.known[m.name]
+		switch {
+		case m.left && k.goneAt == "":
+			r.Log.Warn("subscriber has left the configuration; what committed before and it has not had is recorded as owed to it until it is forgotten",
+				"subscriber", m.name, "last_position", m.after, "lsn", s.end)
+		case m.left:
+			r.Log.Warn("subscriber has left the configuration, and not everything that committed before was recorded yet; that goes on",
+				"subscriber", m.name, "gone_since", k.goneAt, "last_position", m.after)
+		case m.found == isNew:
+			r.Log.Info("subscriber is new to this slot and starts at now", "subscriber", m.name, "lsn", s.end)
+		case m.found == isBack:
+			r.Log.Warn("subscriber is back in the configuration and starts at now; it has no event of the time between",
+				"subscriber", m.name, "gone_since", k.goneAt, "last_position", k.secured, "lsn", s.end)
+		case m.found == goesOn && len(m.wants) > 1:
+			r.Log.Info("what the subscriber wants has changed; that applies to what commits from now on", "subscriber", m.name, "lsn", s.end)
+		}
+	}
+}
+
+// savePositions writes where each subscriber begins and what it wants. Those that are no members have left, and
+// there is nothing more to record of them.
+func (r *Relay) savePositions(ctx context.Context, tx pgx.Tx, s *session, members []member) error {
+	names := make([]string, len(members))
+	for i, m := range members {
+		names[i] = m.name
+		sql := `
+			INSERT INTO walpost.subscribers AS s (slot, name, system_id, timeline, secured_epoch, secured_commit, secured_ordinal, wants)
+			VALUES ($1, $2, $3, $4, $5, $6::text::pg_lsn, $7, $8::text::jsonb)
 			ON CONFLICT (slot, name) DO UPDATE SET system_id = excluded.system_id, timeline = excluded.timeline,
 			    secured_epoch = excluded.secured_epoch, secured_commit = excluded.secured_commit,
-			    secured_ordinal = excluded.secured_ordinal, gone_at = NULL, last_seen = now(), updated_at = now()`,
-			r.Slot, name, s.system.ID, s.system.Timeline, after[i].Epoch, after[i].Commit.String(), after[i].Ordinal)
+			    secured_ordinal = excluded.secured_ordinal, wants = excluded.wants,
+			    ` + finishedAtMost("excluded.secured_epoch", "excluded.secured_commit", "excluded.secured_ordinal") + `,
+			    gone_at = NULL, last_seen = now(), updated_at = now()`
+		if m.left { // no INSERT: a person may have forgotten it meanwhile
+			sql = `
+			UPDATE walpost.subscribers s SET system_id = $3, timeline = $4,
+			    secured_epoch = $5, secured_commit = $6::text::pg_lsn, secured_ordinal = $7, wants = $8::text::jsonb,
+			    ` + finishedAtMost("$5", "$6::text::pg_lsn", "$7") + `,
+			    gone_at = coalesce(gone_at, now()), last_seen = now(), updated_at = now()
+			WHERE slot = $1 AND name = $2`
+		}
+		_, err := tx.Exec(ctx, sql, r.Slot, m.name, s.system.ID, s.system.Timeline,
+			m.after.Epoch, m.after.Commit.String(), m.after.Ordinal, m.wants.encode())
 		if err != nil {
-			return fmt.Errorf("write position of subscriber %q: %w", name, err)
+			return fmt.Errorf("write position of subscriber %q: %w", m.name, err)
 		}
 	}
 	_, err := tx.Exec(ctx, `
-		UPDATE walpost.subscribers SET gone_at = now(), updated_at = now()
-		WHERE slot = $1 AND gone_at IS NULL AND name <> ALL ($2)`, r.Slot, names)
+		UPDATE walpost.subscribers SET gone_at = coalesce(gone_at, now()), wants = '[]', updated_at = now()
+		WHERE slot = $1 AND (gone_at IS NULL OR wants <> '[]') AND name <> ALL ($2)`, r.Slot, names)
 	if err != nil {
 		return fmt.Errorf("write which subscribers are gone: %w", err)
+	}
+	return nil
+}
+
+// finishedAtMost sets what is finished of subscriber s to no more than what is secured.
+func finishedAtMost(epoch, commit, ordinal string) string {
+	secured := "(" + epoch + "::int, " + commit + ", " + ordinal + "::bigint)"
+	const finished = "(s.finished_epoch, s.finished_commit, s.finished_ordinal)"
+	at := func(column, value string) string {
+		return column + " = CASE WHEN " + finished + " > " + secured + " THEN " + value + " ELSE s." + column + " END"
+	}
+	return at("finished_epoch", epoch+"::int") + ", " + at("finished_commit", commit) + ", " + at("finished_ordinal", ordinal+"::bigint")
+}
+
+// depart records that everything that committed before a subscriber left is delivered or owed: from here on it
+// holds nothing.
+func (r *Relay) depart(ctx context.Context, name string, at event.Position) error {
+	ctx, cancel := context.WithTimeout(ctx, statementLimit)
+	defer cancel()
+	err := postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) error {
+		if err := r.fence.Hold(ctx, tx); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, `
+			UPDATE walpost.subscribers SET secured_epoch = $3, secured_commit = $4::text::pg_lsn, secured_ordinal = $5,
+			    wants = '[]', last_seen = now(), updated_at = now()
+			WHERE slot = $1 AND name = $2 AND gone_at IS NOT NULL`, r.Slot, name, at.Epoch, at.Commit.String(), at.Ordinal)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("record that subscriber %q has left: %w", name, err)
 	}
 	return nil
 }
@@ -167,7 +418,8 @@ func (p *positions) write(ctx context.Context, tx pgx.Tx, slot string) error {
 // horizon. (docs/postgres.md §5, B)
 func (r *Relay) recordRetained(ctx context.Context, s *session, subscriber int) error {
 	begun := time.Now()
-	name := r.Subscriptions[subscriber].Subscriber.Name()
+	sub := r.Subscriptions[subscriber]
+	name := sub.Subscriber.Name()
 	r.Log.Info("subscriber is new to this slot and starts at the beginning", "subscriber", name)
 	from, err := r.awaitRunning(ctx, "the new subscriber")
 	if err != nil {
@@ -178,12 +430,9 @@ func (r *Relay) recordRetained(ctx context.Context, s *session, subscriber int) 
 		if err := r.fence.Hold(ctx, tx); err != nil {
 			return err
 		}
-		rows, err = r.recordRows(ctx, tx, s, recording{from: from, retained: true, meant: func(i int) bool { return i == subscriber }})
+		rows, err = r.recordRows(ctx, tx, s, recording{from: from, retained: true, to: []recipient{{name, sub.wants}}})
 		return err
 	})
-	if err == nil {
-		s.horizon, err = wal.End(ctx, r.Pool)
-	}
 	if err != nil {
 		return fmt.Errorf("record the rows before subscriber %q: %w", name, err)
 	}

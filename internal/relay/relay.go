@@ -57,11 +57,12 @@ type Options struct {
 type Subscription struct {
 	Subscriber subscriber.Subscriber
 	Lane       lane.Options
-	// Wants says, beside the subscriber's own Wants, whether events of a source and type go to it; nil
-	// means all.
-	Wants func(source, eventType string) bool
+	// Filter says, beside the subscriber's own Wants, which events go to it.
+	Filter event.Filter
 	// FromBeginning lets a subscriber that is new to the slot begin with all rows that the tables have.
 	FromBeginning bool
+	// RenamedFrom is the name that the subscriber had before; what is recorded under it is carried over.
+	RenamedFrom string
 }
 
 // Values of Options.WALBudget beside a number of bytes.
@@ -73,7 +74,20 @@ const (
 // wants reports whether events of a source and type go to the subscriber. Nobody can say whether one
 // without a type is wanted: it ends as a dead letter of everybody.
 func (s Subscription) wants(source, eventType string) bool {
-	return (s.Wants == nil || s.Wants(source, eventType)) && (eventType == "" || s.Subscriber.Wants(eventType))
+	return s.Filter.Takes(source, eventType) && s.understands(eventType)
+}
+
+func (s Subscription) understands(eventType string) bool {
+	return eventType == "" || s.Subscriber.Wants(eventType)
+}
+
+// filter is what the subscriber wants as data, to be kept.
+func (s Subscription) filter() event.Filter {
+	filter := s.Filter
+	if typed, ok := s.Subscriber.(subscriber.TypedSubscriber); ok {
+		filter.Types = typed.Types()
+	}
+	return filter
 }
 
 const (
@@ -119,6 +133,7 @@ type Relay struct {
 	held     string           // and that the server holds the stream back; guarded by mu
 	silent   string           // and that it sends nothing and shows no sign of work; guarded by mu
 	lanes    []*lane.Lane     // guarded by mu
+	leavers  []*leaver        // guarded by mu
 	tracker  *ack.Tracker     // nil before the first session; guarded by mu
 	recorder *recorder        // the same
 	moved    movement         // guarded by mu
@@ -265,6 +280,7 @@ type parts struct {
 	tracker  *ack.Tracker
 	dispatch *dispatch.Dispatcher
 	lanes    []*lane.Lane
+	leavers  []*leaver
 	recorder *recorder
 	ledger   *tableLedger
 	drained  chan struct{} // closed when nothing will be confirmed any more
@@ -280,9 +296,9 @@ func (r *Relay) build(s *session, careful bool, found *suspect, stop context.Can
 		r.Log.Warn("the process ended several times without progress; handing over one event at a time until what was in hand then is handled", "suspect", found)
 	}
 	guard := newGuard(r.Pool, r.Slot, found)
-	tracker := ack.New(r.Window, len(r.Subscriptions), s.confirmed)
+	tracker := ack.New(r.Window, len(s.members), s.confirmed)
 	p := &parts{tracker: tracker, drained: make(chan struct{})}
-	routes := make([]dispatch.Route, len(r.Subscriptions))
+	routes := make([]dispatch.Route, len(s.members))
 	for i, sub := range r.Subscriptions {
 		tracker.AwaitOwes(i) // until the lane has looked, anything may be owed
 		options := sub.Lane
@@ -297,7 +313,7 @@ func (r *Relay) build(s *session, careful bool, found *suspect, stop context.Can
 			CaughtUp: func() bool { return r.wal.HandedOver() >= s.horizon }, // received alone may still be gathered
 			Crowds:   func() bool { return tracker.Crowds(i) },
 			Pressed:  func() bool { return tracker.Pressed(i) },
-			Secured:  s.after[i],
+			Secured:  s.members[i].after,
 			Observe: func(began time.Time, took time.Duration, attempts []lane.Attempt) {
 				r.attempts.Record(name, began, took, attempts)
 			},
@@ -309,7 +325,14 @@ func (r *Relay) build(s *session, careful bool, found *suspect, stop context.Can
 			},
 		}, r.vectors.For(name), r.Log)
 		p.lanes = append(p.lanes, l)
-		routes[i] = dispatch.Route{Lane: l, Wants: sub.wants, After: s.after[i]}
+		routes[i] = dispatch.Route{Lane: l, Wants: sub.wants, Earlier: s.members[i].wants.earlier(s.epoch, sub.understands), After: s.members[i].after}
+	}
+	for i, m := range s.members {
+		if m.left {
+			l := r.newLeaver(s, i, tracker)
+			p.leavers = append(p.leavers, l)
+			routes[i] = dispatch.Route{Lane: l, Wants: nothing, Earlier: m.wants.earlier(s.epoch, anything), After: m.after}
+		}
 	}
 	p.dispatch = dispatch.New(s.tables, r.messageSources(), routes, tracker, s.epoch, r.MaxEvent, r.dispatch, r.Log)
 	p.ledger = &tableLedger{pool: r.Pool, slot: r.Slot, fence: r.fence}
@@ -319,7 +342,7 @@ func (r *Relay) build(s *session, careful bool, found *suspect, stop context.Can
 		names: r.names(), budget: s.budget, received: r.wal.Received, recorded: s.confirmed,
 	}
 	r.mu.Lock()
-	r.tracker, r.lanes, r.recorder = tracker, p.lanes, p.recorder
+	r.tracker, r.lanes, r.leavers, r.recorder = tracker, p.lanes, p.leavers, p.recorder
 	r.mu.Unlock()
 	return p
 }
@@ -329,10 +352,13 @@ func (r *Relay) build(s *session, careful bool, found *suspect, stop context.Can
 // at the end of hard ends then.
 func (p *parts) start(ctx, hard context.Context, r *Relay, watch func(context.Context), stop context.CancelCauseFunc) <-chan error {
 	ended := make(chan error, 1)
-	errs := make([]error, len(p.lanes))
+	errs := make([]error, len(p.lanes)+len(p.leavers))
 	var lanes, others sync.WaitGroup
 	for i, l := range p.lanes {
 		lanes.Go(func() { errs[i] = l.Run(ctx, r.Drain) })
+	}
+	for i, l := range p.leavers {
+		lanes.Go(func() { errs[len(p.lanes)+i] = l.run(ctx, hard) })
 	}
 	recording, recorded := context.WithCancel(hard)
 	others.Go(func() { p.recorder.run(recording, hard) })

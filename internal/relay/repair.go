@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -23,7 +24,10 @@ const (
 type repair struct {
 	kind, reason string
 	adopt        bool // the slot was prepared by somebody else and never read by us
-	begun        time.Time
+	// only are the subscribers whose positions are not believed, where nothing else is wrong: the stream has no hole,
+	// so the others go on where they were. Empty is all.
+	only  []string
+	begun time.Time
 }
 
 // findOrMakeSlot compares the slot that the server has with what we know about it, and does what is to be
@@ -40,6 +44,9 @@ func (r *Relay) findOrMakeSlot(ctx context.Context, s *session, why *changed) er
 	fix, err := r.diagnose(ctx, s, why)
 	if err != nil {
 		return err
+	}
+	if fix == nil {
+		fix = r.doubt(s)
 	}
 	if fix == nil {
 		s.confirmed = s.slot.Confirmed
@@ -72,6 +79,8 @@ func (r *Relay) diagnose(ctx context.Context, s *session, why *changed) (*repair
 	case rec.system != s.system:
 		return fix(slotKept, "this is not the server or timeline that slot %q was read from (%s/%d, now %s/%d)",
 			r.Slot, rec.system.ID, rec.system.Timeline, s.system.ID, s.system.Timeline)
+	case rec.confirmed > s.end:
+		return fix(slotKept, "%v is recorded as confirmed of slot %q, beyond %v, the end of the WAL: that cannot be, so it is not believed", rec.confirmed, r.Slot, s.end)
 	case slot.Confirmed > rec.confirmed:
 		return fix(slotKept, "slot %q stands at %v, beyond the %v that was recorded: somebody else moved it or made it anew", r.Slot, slot.Confirmed, rec.confirmed)
 	}
@@ -85,6 +94,19 @@ func (r *Relay) diagnose(ctx context.Context, s *session, why *changed) (*repair
 		return nil, r.published(ctx, s.tables, rec.fingerprint, s.fingerprint)
 	}
 	return nil, nil
+}
+
+// doubt is the repair for subscribers whose positions are not believed, nil if all are.
+func (r *Relay) doubt(s *session) *repair {
+	names := s.doubted()
+	if len(names) == 0 {
+		return nil
+	}
+	reasons := make([]string, len(names))
+	for i, name := range names {
+		reasons[i] = fmt.Sprintf("what is recorded of subscriber %q is not believed: %s", name, s.known[name].doubt)
+	}
+	return &repair{kind: slotKept, reason: strings.Join(reasons, "; "), only: names, begun: time.Now()}
 }
 
 // repair closes the hole, or says why a person has to.
@@ -143,6 +165,9 @@ func (r *Relay) mayRepair(ctx context.Context, s *session, fix *repair) error {
 			Problem: fmt.Sprintf("%s. What committed after %v may be missing from the stream; %d rows of the tables are unpublished", fix.reason, s.record.confirmed, waiting),
 			Mend:    "start walpost once with --on-lost-slot=repair (WALPOST_ON_LOST_SLOT): every unpublished row is recorded as owed and sent, some perhaps for the second time"}
 	}
+	if len(fix.only) > 0 { // the stream is whole, and brings them again what it has not confirmed
+		return nil
+	}
 	for _, source := range r.messageSources() {
 		r.Log.Error("messages have no table: what the stream lacks of them is lost", "source", source.Name, "after", s.record.confirmed)
 	}
@@ -171,18 +196,25 @@ func (r *Relay) keepSlot(ctx context.Context, s *session, fix *repair) (rows int
 	}
 	s.confirmed = s.slot.Confirmed
 	rows, err = r.ready(ctx, s, fix, func(tx pgx.Tx) (int64, error) {
-		present, err := r.knownSubscribers(ctx, tx)
-		if err != nil {
-			return 0, err
-		}
-		rows, err := r.recordRows(ctx, tx, s, recording{from: from, repair: !fix.adopt, meant: func(i int) bool {
-			return fix.adopt || present[r.Subscriptions[i].Subscriber.Name()] // who is new starts at now
-		}})
-		if err != nil || !fix.adopt {
+		meant := r.recipients(s, func(name string, _ bool) bool {
+			k, known := s.known[name]
+			switch {
+			case fix.adopt:
+				return true
+			case len(fix.only) > 0:
+				return k.doubt != ""
+			}
+			return known && (k.goneAt == "" || len(k.wants) > 0) // who is new, or comes back, starts at now
+		})
+		rows, err := r.recordRows(ctx, tx, s, recording{from: from, repair: !fix.adopt, some: len(fix.only) > 0, to: meant})
+		switch {
+		case err != nil:
 			return rows, err
+		case !fix.adopt:
+			return rows, r.restartPositions(ctx, tx, s)
 		}
-		s.after = make([]event.Position, len(r.Subscriptions))
-		return rows, r.savePositionsTx(ctx, tx, s, s.after)
+		s.members = r.atTheBeginning(s)
+		return rows, r.savePositions(ctx, tx, s, s.members)
 	})
 	if err != nil {
 		return rows, fmt.Errorf("record the rows that wait beside slot %q: %w", r.Slot, err)

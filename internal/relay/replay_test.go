@@ -93,7 +93,7 @@ func TestReplay_sendsWhatIsChosenAndNothingElse(t *testing.T) {
 	db := testdb.New(t)
 	sub := subscribertest.Recording()
 	o := options(t, db, sub)
-	o.Subscriptions[0].Wants = func(_, eventType string) bool { return eventType != "unwanted.type" }
+	o.Subscriptions[0].Filter.Events = []string{"lesson.*", "other.type"}
 	r := streaming(t, o)
 	insertAll(db, "a", numbered("a", 5))
 	insertAll(db, "b", numbered("b", 5))

@@ -2,6 +2,8 @@ package relay
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -22,7 +24,42 @@ type recording struct {
 	retained bool
 	// repair takes all rows of a source that is not marked: nobody knows which of them wait.
 	repair bool
-	meant  func(subscriber int) bool
+	// some tells that others want the rows as well: then what none of these recipients wants is not marked.
+	some bool
+	to   []recipient
+}
+
+// recipient is a subscriber that rows become a debt of, in the configuration or not any more.
+type recipient struct {
+	name  string
+	wants func(source, eventType string) bool
+}
+
+// recipients are the subscribers that are meant, of those in the configuration and those that have left it and have
+// not had everything that committed before. A row has no place in the WAL, so that those whose filter has changed
+// want what any of their filters takes.
+func (r *Relay) recipients(s *session, meant func(name string, fromBeginning bool) bool) []recipient {
+	var to []recipient
+	inConfig := make(map[string]bool)
+	for _, sub := range r.Subscriptions {
+		name := sub.Subscriber.Name()
+		inConfig[name] = true
+		if !meant(name, sub.FromBeginning) {
+			continue
+		}
+		k := s.known[name]
+		wanted := k.wants.beyond(k.position(s.epoch)).changed(sub.filter(), place{s.epoch, s.end})
+		to = append(to, recipient{name, func(source, eventType string) bool {
+			return wanted.ever(source, eventType) && sub.understands(eventType)
+		}})
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.known)) {
+		k := s.known[name]
+		if left := k.wants.beyond(k.position(s.epoch)); !inConfig[name] && len(left) > 0 && meant(name, false) {
+			to = append(to, recipient{name, left.ever})
+		}
+	}
+	return to
 }
 
 // recordRows makes rows of the tables a debt of the subscribers that want them and are meant. They are read
@@ -60,7 +97,7 @@ func (r *Relay) recordRows(ctx context.Context, tx pgx.Tx, s *session, o recordi
 func (r *Relay) recordRowsOnce(ctx context.Context, tx pgx.Tx, s *session, o recording, rowByRow bool) (int64, error) {
 	begun := time.Now()
 	position := event.Position{Epoch: s.epoch, Commit: o.from - 1}
-	debts := newWaitingRows(r, tx, o.meant)
+	debts := newWaitingRows(r, tx, o)
 	err := postgres.InSnapshot(ctx, r.Pool, o.snapshot, func(reading pgx.Tx) error {
 		for _, table := range s.tables {
 			if rowByRow {
@@ -100,23 +137,24 @@ func (r *Relay) recordRowsOnce(ctx context.Context, tx pgx.Tx, s *session, o rec
 type waitingRows struct {
 	relay *Relay
 	tx    pgx.Tx
-	meant func(subscriber int) bool
-	owed  [][]lane.Owed // by subscriber
+	to    []recipient
+	some  bool          // others want the rows as well
+	owed  [][]lane.Owed // by recipient
 	bytes int
 
 	table *outbox.Table   // that is read
 	mark  []outbox.Marked // rows of it that nobody wants
 }
 
-func newWaitingRows(r *Relay, tx pgx.Tx, meant func(subscriber int) bool) *waitingRows {
-	return &waitingRows{relay: r, tx: tx, meant: meant, owed: make([][]lane.Owed, len(r.Subscriptions))}
+func newWaitingRows(r *Relay, tx pgx.Tx, o recording) *waitingRows {
+	return &waitingRows{relay: r, tx: tx, to: o.to, some: o.some, owed: make([][]lane.Owed, len(o.to))}
 }
 
 // add takes an event. The row of one that nobody wants is marked: no delivery would ever do that.
 func (w *waitingRows) add(ctx context.Context, ev *event.Event) error {
 	wanted := false
-	for i, sub := range w.relay.Subscriptions {
-		if !w.meant(i) || !sub.wants(ev.Source, ev.Type) {
+	for i, to := range w.to {
+		if !to.wants(ev.Source, ev.Type) {
 			continue
 		}
 		wanted = true
@@ -127,11 +165,11 @@ func (w *waitingRows) add(ctx context.Context, ev *event.Event) error {
 		// There is no body that could wait: whoever tries to read the row meets the same.
 		now := time.Now()
 		letter := lane.Owed{Event: ev, Err: ev.Invalid, FirstFailure: now, LastFailure: now}
-		if err := w.relay.owed.RecordDead(ctx, w.tx, sub.Subscriber.Name(), letter); err != nil {
+		if err := w.relay.owed.RecordDead(ctx, w.tx, to.name, letter); err != nil {
 			return err
 		}
 	}
-	if !wanted && w.table.Marks() && ev.Row != "" {
+	if !wanted && !w.some && w.table.Marks() && ev.Row != "" {
 		w.mark = append(w.mark, outbox.Marked{Row: ev.Row, Identity: ev.Identity(), Owed: true}) // unless an earlier subscriber is owed it
 	}
 	if w.bytes += ev.Size() + 100; w.bytes < 4<<20 {
@@ -142,7 +180,7 @@ func (w *waitingRows) add(ctx context.Context, ev *event.Event) error {
 
 func (w *waitingRows) flush(ctx context.Context) error {
 	for i, owed := range w.owed {
-		if err := w.relay.owed.RecordWaiting(ctx, w.tx, w.relay.Subscriptions[i].Subscriber.Name(), owed); err != nil {
+		if err := w.relay.owed.RecordWaiting(ctx, w.tx, w.to[i].name, owed); err != nil {
 			return err
 		}
 		w.owed[i] = owed[:0]

@@ -29,9 +29,11 @@ type session struct {
 	confirmed   event.LSN // where the slot stands
 	fingerprint string
 	tables      []*outbox.Table
-	budget      int64            // bytes of WAL that debt may hold
-	horizon     event.LSN        // end of the WAL when we took the lead
-	after       []event.Position // by subscriber: what it needs begins after it; nil until it is known
+	budget      int64             // bytes of WAL that debt may hold
+	horizon     event.LSN         // end of the WAL when we took the lead
+	end         event.LSN         // of the WAL, not all of it flushed, when the positions were read
+	known       map[string]stored // what is recorded of subscribers, in the configuration or not
+	members     []member          // who gets what, by number in the tracker; nil until it is known
 }
 
 // changed is why what is in memory does not fit the slot or the database any more. Then it yields: the rooms
@@ -170,6 +172,12 @@ func (r *Relay) open(ctx context.Context, why *changed) (_ *session, err error) 
 	if err := r.lead(ctx, s); err != nil {
 		return nil, err
 	}
+	if err := r.carryOver(ctx); err != nil {
+		return nil, err
+	}
+	if err := r.readSubscribers(ctx, s); err != nil {
+		return nil, err
+	}
 	if err := r.findOrMakeSlot(ctx, s, why); err != nil {
 		return nil, err
 	}
@@ -184,13 +192,15 @@ func (r *Relay) open(ctx context.Context, why *changed) (_ *session, err error) 
 	if err := r.fence.Check(taking, r.Pool); err != nil {
 		return nil, err
 	}
-	if s.horizon, err = wal.End(taking, r.Pool); err != nil {
-		return nil, err
+	if s.members == nil {
+		if err := r.startPositions(ctx, s); err != nil { // for a subscriber that begins with all rows it takes long
+			return nil, err
+		}
 	}
-	if s.after != nil {
-		return s, nil
-	}
-	return s, r.startPositions(ctx, s) // for a subscriber that begins with all rows it takes long
+	// After the positions were written and flushed: what the flushed end of the WAL is now, the stream reaches, and
+	// everything that a subscriber which has left may still have to get lies below it.
+	s.horizon, err = wal.End(ctx, r.Pool)
+	return s, err
 }
 
 // reopen opens the next session after one that broke. In between the server may have become another one, or
@@ -218,6 +228,9 @@ func (r *Relay) reopen(ctx context.Context, last *session) (_ *session, err erro
 		return nil, err
 	}
 	s.record.fingerprint = s.fingerprint
+	if err := r.readEnd(ctx, s); err != nil {
+		return nil, err
+	}
 	if trouble, err := r.diagnose(ctx, s, nil); err != nil || trouble != nil {
 		if err == nil {
 			err = &changed{reason: trouble.reason}

@@ -201,3 +201,11 @@ func or(t *time.Time) time.Time {
 	}
 	return t.UTC()
 }
+
+// Rename gives the replays of a subscriber to another name.
+func Rename(ctx context.Context, tx pgx.Tx, slot, before, name string) error {
+	if _, err := tx.Exec(ctx, `UPDATE walpost.replays SET subscriber = $3 WHERE slot = $1 AND subscriber = $2`, slot, before, name); err != nil {
+		return fmt.Errorf("rename the replays of %q: %w", before, err)
+	}
+	return nil
+}

@@ -33,6 +33,9 @@ func (*Achievements) Name() string { return "achievements" }
 // Wants is true for "lesson.completed".
 func (*Achievements) Wants(eventType string) bool { return wantsLessons(eventType) }
 
+// Types is what it Wants, as data.
+func (*Achievements) Types() []string { return lessonTypes() }
+
 // Handle is HandleBatch for one event.
 func (a *Achievements) Handle(ctx context.Context, delivery Delivery) error {
 	return handleOne(ctx, a, delivery)

@@ -28,6 +28,9 @@ func (*Analytics) Name() string { return "analytics" }
 // Wants is true for "lesson.completed".
 func (*Analytics) Wants(eventType string) bool { return wantsLessons(eventType) }
 
+// Types is what it Wants, as data.
+func (*Analytics) Types() []string { return lessonTypes() }
+
 // Handle is HandleBatch for one event.
 func (a *Analytics) Handle(ctx context.Context, delivery Delivery) error {
 	return handleOne(ctx, a, delivery)

@@ -25,6 +25,9 @@ type lesson struct {
 // wantsLessons is the Wants of every subscriber in this package.
 func wantsLessons(eventType string) bool { return eventType == event.TypeLessonCompleted }
 
+// lessonTypes is the Types of every subscriber in this package.
+func lessonTypes() []string { return []string{event.TypeLessonCompleted} }
+
 // readLessons sorts a batch into what can be handled and what no later attempt could read either.
 // An event that stands in the batch twice is handled once: the second is done when the first is.
 func readLessons(deliveries []Delivery) (lessons []lesson, failed map[int]error) {

@@ -36,6 +36,9 @@ func (*Notifications) Name() string { return "notifications" }
 // Wants is true for "lesson.completed".
 func (*Notifications) Wants(eventType string) bool { return wantsLessons(eventType) }
 
+// Types is what it Wants, as data.
+func (*Notifications) Types() []string { return lessonTypes() }
+
 // Handle is HandleBatch for one event.
 func (n *Notifications) Handle(ctx context.Context, delivery Delivery) error {
 	return handleOne(ctx, n, delivery)

@@ -31,6 +31,9 @@ func (*Recommendations) Name() string { return "recommendations" }
 // Wants is true for "lesson.completed".
 func (*Recommendations) Wants(eventType string) bool { return wantsLessons(eventType) }
 
+// Types is what it Wants, as data.
+func (*Recommendations) Types() []string { return lessonTypes() }
+
 // Handle is HandleBatch for one event.
 func (r *Recommendations) Handle(ctx context.Context, delivery Delivery) error {
 	return handleOne(ctx, r, delivery)

@@ -40,6 +40,14 @@ type Subscriber interface {
 	Handle(ctx context.Context, delivery Delivery) error
 }
 
+// A TypedSubscriber says which types it Wants as data: patterns in which * is any run of characters. They are kept
+// with its position, so that when it has left the configuration it is owed what it wanted of what committed before,
+// and no more. Of a subscriber without Types, all types that the configuration asks for count.
+type TypedSubscriber interface {
+	Subscriber
+	Types() []string
+}
+
 // A BatchSubscriber takes several events in one call, in commit order per key. It returns nil when all
 // are done, a *BatchError when it knows which ones are not, and any other error when none is. The slice is
 // the lane's: after the return it holds other deliveries.

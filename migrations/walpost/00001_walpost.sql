@@ -36,6 +36,10 @@ CREATE TABLE walpost.subscribers (
     secured_commit   PG_LSN      NOT NULL DEFAULT '0/0',
     secured_ordinal  BIGINT      NOT NULL DEFAULT 0,
     gone_at          TIMESTAMPTZ,                       -- left the configuration
+    -- What it wants, by the place in the WAL where events commit: [{"until": {"epoch": 1, "lsn": "0/16B3748"},
+    -- "any": [{"sources": [], "events": ["lesson.*"], "types": []}]}, ...]; the last part has no end while it is
+    -- configured. Of one that has left: what is to be recorded still, [] when that is done.
+    wants            JSONB       NOT NULL DEFAULT '[{"any": [{}]}]',
     last_seen        TIMESTAMPTZ NOT NULL DEFAULT now(),
     updated_at       TIMESTAMPTZ NOT NULL DEFAULT now(),
     PRIMARY KEY (slot, name)

@@ -123,6 +123,10 @@ func wantsByType(t *testing.T, b *bench) {
 		if got := b.sub.Wants(eventType); got != want {
 			t.Errorf("Wants(%q) = %v, want %v", eventType, got, want)
 		}
+		typed, ok := b.sub.(subscriber.TypedSubscriber)
+		if eventType != "" && (!ok || (event.Filter{Types: typed.Types()}).Takes("any", eventType) != want) {
+			t.Errorf("Types() as a filter takes %q otherwise than Wants: want %v", eventType, want)
+		}
 	}
 }
 

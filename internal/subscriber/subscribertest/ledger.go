@@ -112,6 +112,9 @@ func (f *Fake) Wants(eventType string) bool {
 	return f.types == nil || slices.Contains(f.types, eventType)
 }
 
+// Types is what Wanting said, nil for all.
+func (f *Fake) Types() []string { return f.types }
+
 // Handle writes the ledger before and after it behaves.
 func (f *Fake) Handle(ctx context.Context, delivery subscriber.Delivery) error {
 	f.mu.Lock()

@@ -1,0 +1,180 @@
+package relay
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/backendstart/walpost/internal/ack"
+	"github.com/backendstart/walpost/internal/lane"
+)
+
+const (
+	// leaverBatch is how many events one transaction of a leaver records at most.
+	leaverBatch = 5000
+	// leaverLook is how often a leaver looks whether everything of it is recorded.
+	leaverLook = 100 * time.Millisecond
+)
+
+// leaver takes the place of the lane of a subscriber that has left the configuration, until all that committed
+// before it left and that it has not had is recorded as owed. It delivers nothing. What is recorded already stays as
+// it is, dead or waiting.
+//
+// It ends deliveries as dead letters end: the WAL is not kept for them, because nobody will pay them from it.
+type leaver struct {
+	name    string
+	number  int // in the tracker
+	tracker *ack.Tracker
+	ower    recordOwer
+	log     *slog.Logger
+	// passed reports whether the stream has handed over everything that committed before the subscriber left.
+	passed func() bool
+	// depart records that nothing more is to come.
+	depart func(ctx context.Context) error
+
+	offered chan struct{} // gets a token when there is something to record
+
+	owed        int    // recorded in this life; owned by run
+	first, last string // ids of these; owned by run
+
+	mu   sync.Mutex
+	held []*ack.Delivery // guarded by mu
+	err  error           // of the last write, nil when it worked; guarded by mu
+}
+
+// recordOwer is the part of lane.Ower that records.
+type recordOwer interface {
+	Record(ctx context.Context, subscriber string, owed []lane.Owed) error
+	Dead(ctx context.Context, subscriber string, letter lane.Owed) error
+}
+
+func newLeaver(name string, number int, tracker *ack.Tracker, ower recordOwer, log *slog.Logger) *leaver {
+	return &leaver{name: name, number: number, tracker: tracker, ower: ower, log: log.With("subscriber", name), offered: make(chan struct{}, 1)}
+}
+
+// Offer queues deliveries. It never blocks: the window of the tracker bounds what is queued.
+func (l *leaver) Offer(deliveries ...*ack.Delivery) {
+	l.mu.Lock()
+	l.held = append(l.held, deliveries...)
+	l.mu.Unlock()
+	select {
+	case l.offered <- struct{}{}:
+	default:
+	}
+}
+
+// failing returns why nothing can be recorded, or nil.
+func (l *leaver) failing() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.err
+}
+
+// run records what is offered until nothing more is to come. When ctx ends before, it records what it has by then,
+// no longer than hard lasts; the rest comes again, and is recorded by the next process. It is an error when something
+// that it had could not be recorded.
+func (l *leaver) run(ctx, hard context.Context) error {
+	writing, cancel := context.WithCancel(hard)
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() {
+		pause(writing, lastRecord)
+		cancel()
+	})
+	defer stop()
+	backoff := lane.Backoff{Initial: leaverLook, Max: 5 * time.Second}
+	for failures := 0; ; {
+		select {
+		case <-l.offered:
+		case <-time.After(leaverLook):
+		case <-ctx.Done():
+		}
+		passed := l.passed() // before the list is read: everything up to there is in it
+		err := l.record(writing)
+		if err == nil && passed && l.idle() {
+			if err = l.depart(writing); err == nil {
+				return nil
+			}
+		}
+		l.mu.Lock()
+		l.err = err
+		l.mu.Unlock()
+		if ctx.Err() != nil {
+			if err != nil {
+				return fmt.Errorf("stopped before everything that is owed to subscriber %q, which has left, was recorded; it comes again: %w", l.name, err)
+			}
+			return nil
+		}
+		if failures++; err == nil {
+			failures = 0
+			continue
+		}
+		wait := backoff.Wait(failures)
+		if failures == 1 || wait > time.Second {
+			l.log.Warn("cannot record what is owed to a subscriber that has left, will try again; nothing of it is confirmed meanwhile", "wait", wait, "err", err)
+		}
+		pause(ctx, wait)
+	}
+}
+
+// record writes what is held, in batches, and ends it.
+func (l *leaver) record(ctx context.Context) error {
+	for {
+		l.mu.Lock()
+		batch := l.held[:min(len(l.held), leaverBatch)]
+		l.mu.Unlock()
+		if len(batch) == 0 {
+			return nil
+		}
+		var owed []lane.Owed
+		ends := make([]ack.End, len(batch))
+		for i, d := range batch {
+			ends[i] = ack.End{Delivery: d, Dead: true}
+			if d.Event.Invalid == "" {
+				owed = append(owed, lane.Owed{Event: d.Event})
+				continue
+			}
+			if err := l.ower.Dead(ctx, l.name, lane.Owed{Event: d.Event, Err: d.Event.Invalid}); err != nil {
+				return fmt.Errorf("record a dead letter of %q: %w", l.name, err)
+			}
+		}
+		if err := l.ower.Record(ctx, l.name, owed); err != nil {
+			return fmt.Errorf("record %d deliveries as owed to %q: %w", len(owed), l.name, err)
+		}
+		l.mu.Lock()
+		if l.held = l.held[len(batch):]; len(l.held) == 0 {
+			l.held = nil
+		}
+		l.mu.Unlock()
+		if l.owed == 0 {
+			l.first = batch[0].Event.ID
+		}
+		l.owed, l.last = l.owed+len(batch), batch[len(batch)-1].Event.ID
+		l.tracker.Finish(ends...)
+	}
+}
+
+// idle reports whether nothing is open for the subscriber.
+func (l *leaver) idle() bool {
+	open, _ := l.tracker.OpenOf(l.number)
+	return open == 0
+}
+
+// newLeaver takes the place of the lane of a member that has left.
+func (r *Relay) newLeaver(s *session, number int, tracker *ack.Tracker) *leaver {
+	m := s.members[number]
+	l := newLeaver(m.name, number, tracker, r.owed, r.Log)
+	l.passed = func() bool { return r.wal.HandedOver() >= s.horizon }
+	l.depart = func(ctx context.Context) error {
+		if err := r.depart(ctx, m.name, m.wants.end(s.epoch)); err != nil {
+			return err
+		}
+		if l.owed > 0 {
+			l.log.Warn("events that committed before the subscriber left are recorded as owed to it until it is forgotten", "events", l.owed, "first", l.first, "last", l.last)
+		}
+		l.log.Info("everything that committed before the subscriber left is delivered or owed; it holds nothing any more")
+		return nil
+	}
+	return l
+}

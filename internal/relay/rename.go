@@ -1,0 +1,78 @@
+package relay
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/backendstart/walpost/internal/debt"
+	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/internal/replay"
+	"github.com/backendstart/walpost/internal/wal"
+)
+
+// carryOver gives subscribers that were renamed what is recorded under their former names: state, position, debt,
+// replays and inbox. It happens in one transaction, before anything is read of them, so a process that ends over it
+// leaves either name whole.
+func (r *Relay) carryOver(ctx context.Context) error {
+	for _, sub := range r.Subscriptions {
+		if sub.RenamedFrom == "" {
+			continue
+		}
+		if err := r.carryOverOne(ctx, sub.RenamedFrom, sub.Subscriber.Name()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *Relay) carryOverOne(ctx context.Context, before, name string) error {
+	var renamed bool
+	err := postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) error {
+		if err := r.fence.Hold(ctx, tx); err != nil {
+			return err
+		}
+		var has, had bool
+		err := tx.QueryRow(ctx, `
+			SELECT EXISTS (SELECT FROM walpost.subscribers WHERE slot = $1 AND name = $2),
+			       EXISTS (SELECT FROM walpost.subscribers WHERE slot = $1 AND name = $3)`, r.Slot, name, before).Scan(&has, &had)
+		switch {
+		case err != nil:
+			return err
+		case !had: // carried over before, or never there
+			return nil
+		case has:
+			return &wal.SetupError{
+				Problem: fmt.Sprintf("subscriber %q is to take over from %q, and both are known to the slot: which position and which debt are meant?", name, before),
+				Mend: fmt.Sprintf("take renamed_from out of the configuration, and %[1]q goes on as itself while what %[2]q is owed stays; or start once with neither of them and forget one: "+
+					"walpost subscribers forget %[1]s lets %[1]q carry on where %[2]q was", name, before)}
+		}
+		renamed = true
+		if err := r.owed.Rename(ctx, tx, before, name); err != nil {
+			return err
+		}
+		if err := replay.Rename(ctx, tx, r.Slot, before, name); err != nil {
+			return err
+		}
+		_, err = tx.Exec(ctx, `
+			UPDATE walpost.slots SET suspect = pg_catalog.jsonb_set(suspect, '{subscriber}', pg_catalog.to_jsonb($3::text))
+			WHERE slot = $1 AND suspect->>'subscriber' = $2`, r.Slot, before, name)
+		if err != nil {
+			return err
+		}
+		facts := map[string]any{"subscriber": name, "renamed_from": before}
+		if err := debt.NoteByRelay(ctx, tx, r.Slot, r.holder(), "rename", facts, "renamed_from in the configuration"); err != nil && ctx.Err() == nil {
+			r.metrics.notes.Inc()
+			r.Log.Error("cannot note the new name in walpost.audit; it is carried over all the same", "facts", facts, "err", err)
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("carry over from subscriber %q to %q: %w", before, name, err)
+	}
+	if renamed {
+		r.Log.Info("subscriber has another name; position, debt, replays and inbox are carried over", "subscriber", name, "renamed_from", before)
+	}
+	return nil
+}
