@@ -1,18 +1,25 @@
 package ack
 
-// OpenFor returns the numbers of the subscribers for which an event is open. It looks at everything in the
-// window, so it is for people and not for each event.
-func (t *Tracker) OpenFor(eventID string) []int {
+import "github.com/backendstart/walpost/internal/event"
+
+// Open is a delivery that is neither finished nor secured.
+type Open struct {
+	Subscriber int
+	Event      event.Identity
+}
+
+// OpenFor returns the open deliveries of the events with an id. It looks at everything in the window, so it is
+// for people and not for each event.
+func (t *Tracker) OpenFor(eventID string) []Open {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	var subscribers []int
+	var open []Open
 	for i := range t.subs {
 		for d := t.subs[i].oldest; d != nil; d = d.newer {
 			if d.Event.ID == eventID {
-				subscribers = append(subscribers, i)
-				break
+				open = append(open, Open{i, d.Event.Identity()})
 			}
 		}
 	}
-	return subscribers
+	return open
 }

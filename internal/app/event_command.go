@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/url"
+	"slices"
 	"strconv"
 	"time"
 
@@ -22,7 +23,7 @@ type eventCommand struct {
 }
 
 func (eventCommand) Help() string {
-	return `Shows the outbox row, how far each subscriber is, what is owed with attempts and errors, and what people have changed. The running relay is asked for the last attempts that it remembers and for what it has in hand; without it the rest is shown all the same. Exit code 1 when nothing knows the event.
+	return `Shows the outbox row, how far each subscriber is, what is owed with attempts and errors, and what people have changed. The running relay is asked for the last attempts that it remembers and for what it has in hand; without it the rest is shown all the same. Where the id came again (TRUNCATE … RESTART IDENTITY, a DELETE, a sequence that was set back), each event that had it is shown by its occurrence: the text of the time column, or a hash of type and payload. Exit code 1 when nothing knows the event.
 
   walpost event 01M8KYWXP684RBZYHB26RMQSXQ
   walpost event 01M8KYWXP684RBZYHB26RMQSXQ --json | jq .deliveries
@@ -95,12 +96,15 @@ func printEvent(w io.Writer, e ops.Event) {
 	switch {
 	case len(e.Relay.Attempts) > 0:
 		fmt.Fprintf(w, "\nAttempts that the relay remembers, since %s:\n", e.Relay.Since.Format(time.RFC3339))
+		of := make([]string, len(e.Relay.Attempts))
 		rows := [][]string{{"ENDED", "SUBSCRIBER", "ATTEMPT", "OUTCOME", "TOOK", "ERROR"}}
-		for _, a := range e.Relay.Attempts {
+		for i, a := range e.Relay.Attempts {
+			of[i] = a.Occurrence
 			rows = append(rows, []string{
 				a.At.Format("2006-01-02T15:04:05.000Z07:00"), plain(a.Subscriber, 64), strconv.Itoa(a.Number), string(a.Outcome), took(a), plain(a.Error, 100),
 			})
 		}
+		rows = withOccurrences(rows, of)
 		columns(w, rows)
 	case e.Relay.Since.IsZero():
 		fmt.Fprintln(w, "\nThe relay has made no attempt since it started.")
@@ -120,6 +124,9 @@ func printEventRow(w io.Writer, id string, row ops.EventRow) {
 	line("key", row.Key)
 	line("aggregate", row.Aggregate)
 	line("created", row.CreatedAt)
+	if row.Occurrence != row.CreatedAt {
+		line("occurrence", row.Occurrence)
+	}
 	if !row.CommittedAt.IsZero() {
 		line("committed", row.CommittedAt.Format(time.RFC3339Nano))
 	}
@@ -159,9 +166,11 @@ func printStandings(w io.Writer, standings []ops.Standing) {
 		return
 	}
 	now := time.Now()
+	of := make([]string, len(standings))
 	rows := [][]string{{"SUBSCRIBER", "SOURCE", "STATE", "EFFECT", "ATTEMPTS", "NEXT", "ERROR"}}
 	unknown := false
-	for _, s := range standings {
+	for i, s := range standings {
+		of[i] = s.Occurrence
 		effect, attempts, next, reason := "-", "-", "-", ""
 		if !s.EffectAt.IsZero() {
 			effect = s.EffectAt.Format(time.RFC3339)
@@ -178,10 +187,25 @@ func printStandings(w io.Writer, standings []ops.Standing) {
 		unknown = unknown || s.State == ops.Unknown
 		rows = append(rows, []string{plain(s.Subscriber, 64), plain(s.Source, 64), s.State, effect, attempts, next, plain(reason, 100)})
 	}
-	columns(w, rows)
+	columns(w, withOccurrences(rows, of))
 	if unknown {
 		fmt.Fprintln(w, "\nunknown: its row is not marked, nothing is owed, and no relay has it in hand: it has not come yet, or was finished a moment ago, or the relay could not be asked.")
 	}
+}
+
+// withOccurrences adds a last but one column to a table, with the occurrence of each line, where there are several.
+func withOccurrences(rows [][]string, of []string) [][]string {
+	if len(slices.Compact(slices.Sorted(slices.Values(of)))) < 2 {
+		return rows
+	}
+	for i, row := range rows {
+		text := "OCCURRENCE"
+		if i > 0 {
+			text = plain(of[i-1], 64)
+		}
+		rows[i] = slices.Insert(row, len(row)-1, text)
+	}
+	return rows
 }
 
 // took is how long an attempt took, to three digits, and with what it shared that time.

@@ -43,6 +43,7 @@ type filterOptions struct {
 	Type       string `placeholder:"TYPE" help:"Events of this type."`
 	Key        string `placeholder:"KEY" help:"Events of this key."`
 	Event      string `placeholder:"ID" help:"This event."`
+	Occurrence string `placeholder:"TEXT" help:"This one of several events that had one id, as walpost event ID shows it."`
 	Since      when   `placeholder:"TIME" help:"Recorded since: 2026-01-31T15:04:05Z, or how long ago: 30m, 2h, 7d."`
 	Until      when   `placeholder:"TIME" help:"Recorded before."`
 	Error      string `placeholder:"TEXT" help:"Whose last error has this in it."`
@@ -52,7 +53,7 @@ func (o filterOptions) filter(r *run) (debt.Filter, error) {
 	state, err := stateOf(r, o.State)
 	filter := debt.Filter{
 		Subscriber: o.Subscriber, Source: o.Source, State: state, Type: o.Type, Key: o.Key,
-		Since: o.Since.Time, Until: o.Until.Time, Error: o.Error,
+		Since: o.Since.Time, Until: o.Until.Time, Error: o.Error, Occurrence: o.Occurrence,
 	}
 	if o.Event != "" {
 		filter.Events = []string{o.Event}
@@ -172,6 +173,7 @@ func printDelivery(w io.Writer, d ops.Delivery) {
 	line("key", plain(d.Key, 256))
 	line("aggregate", plain(d.Aggregate, 256))
 	line("source", plain(d.Source, 64))
+	line("occurrence", plain(d.Occurrence, 64))
 	line("position", d.Position)
 	line("committed", at(d.CommittedAt))
 	line("recorded", at(d.RecordedAt))

@@ -84,8 +84,8 @@ func (s *Store) answers(ctx context.Context, c change, changed []spot) ([]Answer
 	}
 	sql := `SELECT o.event_id, o.source, o.occurrence, o.subscriber, o.state, o.invalid, ` + unsound + `, ` + sendable + `
 		FROM walpost.owed o WHERE o.slot = $1 AND o.event_id = ANY ($2)
-		AND ($3 IN ('', o.subscriber)) AND ($4 IN ('', o.source))`
-	rows, err := s.pool.Query(ctx, sql, s.slot, c.filter.Events, c.filter.Subscriber, c.filter.Source)
+		AND ($3 IN ('', o.subscriber)) AND ($4 IN ('', o.source)) AND ($5 IN ('', o.occurrence))`
+	rows, err := s.pool.Query(ctx, sql, s.slot, c.filter.Events, c.filter.Subscriber, c.filter.Source, c.filter.Occurrence)
 	if err != nil {
 		return nil, fmt.Errorf("look up what became of %d events: %w", len(c.filter.Events), err)
 	}

@@ -82,6 +82,7 @@ type Filter struct {
 	Type         string
 	Key          string
 	Events       []string  // any of these ids
+	Occurrence   string    // where an id came again: that one
 	Since, Until time.Time // when the delivery was recorded as owed; Until is exclusive
 	Error        string    // a part of the last error
 	Limit        int       // rows; 0 is all
@@ -115,6 +116,7 @@ func (f Filter) where(slot string) (string, []any) {
 		add(true, "o.event_id = ANY ($", f.Events)
 		sql.WriteString(")")
 	}
+	add(f.Occurrence != "", "o.occurrence = $", f.Occurrence)
 	add(!f.Since.IsZero(), "o.recorded_at >= $", f.Since)
 	add(!f.Until.IsZero(), "o.recorded_at < $", f.Until)
 	if f.Error != "" {
@@ -129,7 +131,7 @@ func (f Filter) facts() map[string]any {
 	facts := make(map[string]any)
 	for name, value := range map[string]string{
 		"subscriber": f.Subscriber, "source": f.Source, "state": string(f.State), "type": f.Type,
-		"key": f.Key, "error": f.Error,
+		"key": f.Key, "error": f.Error, "occurrence": f.Occurrence,
 	} {
 		if value != "" {
 			facts[name] = value

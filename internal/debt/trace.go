@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/backendstart/walpost/internal/event"
 )
 
 // Note is a row of walpost.audit: what a person has changed, and why.
@@ -39,18 +41,27 @@ func (s *Store) Notes(ctx context.Context, eventID string) ([]Note, error) {
 	return notes, nil
 }
 
-// Effects tells by subscriber when its effect of an event was committed, for subscribers that record that
-// in walpost.inbox.
-func (s *Store) Effects(ctx context.Context, eventID string) (map[string]time.Time, error) {
-	rows, err := s.pool.Query(ctx, `SELECT subscriber, done_at FROM walpost.inbox WHERE slot = $1 AND event_id = $2`, s.slot, eventID)
+// Effect is what a subscriber has done of an event.
+type Effect struct {
+	Subscriber string
+	Event      event.Identity
+}
+
+// Effects tells when the effects of the events with an id were committed, for subscribers that record that in
+// walpost.inbox.
+func (s *Store) Effects(ctx context.Context, eventID string) (map[Effect]time.Time, error) {
+	rows, err := s.pool.Query(ctx, `
+		SELECT subscriber, source, event_id, occurrence, done_at FROM walpost.inbox
+		WHERE slot = $1 AND subscriber IN (SELECT name FROM walpost.subscribers WHERE slot = $1) AND event_id = $2`, s.slot, eventID)
 	if err != nil {
 		return nil, fmt.Errorf("read inbox for event %q: %w", eventID, err)
 	}
-	effects := make(map[string]time.Time)
-	var subscriber string
+	effects := make(map[Effect]time.Time)
+	var effect Effect
 	var at time.Time
-	if _, err := pgx.ForEachRow(rows, []any{&subscriber, &at}, func() error {
-		effects[subscriber] = at.UTC()
+	of := &effect.Event
+	if _, err := pgx.ForEachRow(rows, []any{&effect.Subscriber, &of.Source, &of.ID, &of.Occurrence, &at}, func() error {
+		effects[effect] = at.UTC()
 		return nil
 	}); err != nil {
 		return nil, fmt.Errorf("read inbox for event %q: %w", eventID, err)

@@ -33,8 +33,10 @@ type Remembered struct {
 	Since time.Time `json:"since,omitzero"`
 	// Attempts are in the order in which they ended.
 	Attempts []relay.Attempt `json:"attempts"`
-	// Open are the subscribers for which the relay has the event in hand, where one was asked for.
-	Open []string `json:"open,omitempty"`
+	// Open are the subscribers for which the relay has the event in hand, where one was asked for, and InHand says
+	// which events with that id these are.
+	Open   []string             `json:"open,omitempty"`
+	InHand []relay.OpenDelivery `json:"in_hand,omitempty"`
 }
 
 // Line is one line of a stream: an attempt, or one of the two numbers.
@@ -125,7 +127,12 @@ func (s *Server) remembered(filter relay.AttemptFilter, limit int) Remembered {
 		answer.Attempts = []relay.Attempt{} // an empty list is [] in JSON
 	}
 	if filter.Event != "" {
-		answer.Open = of.OpenFor(filter.Event)
+		answer.InHand = of.OpenFor(filter.Event)
+		for _, o := range answer.InHand {
+			if !slices.Contains(answer.Open, o.Subscriber) {
+				answer.Open = append(answer.Open, o.Subscriber)
+			}
+		}
 	}
 	return answer
 }

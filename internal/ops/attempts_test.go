@@ -21,7 +21,7 @@ import (
 // attempt records one of a subscriber.
 func attempt(of *standing, subscriber, id string, outcome lane.Outcome, why string) {
 	tried := lane.Attempt{
-		Event:  &event.Event{Source: "lessons", ID: id, Type: "lesson.completed", Key: "k-" + id, Position: event.Position{Epoch: 1, Commit: 8}},
+		Event:  &event.Event{Source: "lessons", ID: id, Occurrence: written, Type: "lesson.completed", Key: "k-" + id, Position: event.Position{Epoch: 1, Commit: 8}},
 		Number: 1, Outcome: outcome,
 	}
 	if why != "" {

@@ -52,6 +52,7 @@ type Answer struct {
 	Event      string    `json:"event"`
 	Subscriber string    `json:"subscriber,omitempty"`
 	Source     string    `json:"source,omitempty"`
+	Occurrence string    `json:"occurrence,omitempty"`
 	Result     debt.Fate `json:"result"`
 	// Detail says the result in words.
 	Detail string `json:"detail"`
@@ -84,7 +85,7 @@ func (d *Desk) Discard(ctx context.Context, filter debt.Filter, who, why string)
 func answersOf(outcome debt.Outcome) []Answer {
 	var answers []Answer
 	for _, a := range outcome.Answers {
-		answers = append(answers, Answer{a.Event, a.Subscriber, a.Source, a.Fate, a.String()})
+		answers = append(answers, Answer{a.Event, a.Subscriber, a.Source, a.Occurrence, a.Fate, a.String()})
 	}
 	return answers
 }

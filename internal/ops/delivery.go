@@ -14,6 +14,7 @@ type Delivery struct {
 	State      lane.State `json:"state"`
 	Source     string     `json:"source"`
 	Event      string     `json:"event"`
+	Occurrence string     `json:"occurrence"` // tells it from other events that had the id; see event.Identity
 	Type       string     `json:"type"`
 	Key        string     `json:"key"`
 	Position   string     `json:"position"`
@@ -50,7 +51,7 @@ func deliveriesOf(rows []debt.Row) []Delivery {
 	for i, row := range rows {
 		e := row.Event
 		deliveries[i] = Delivery{
-			Subscriber: row.Subscriber, State: row.State, Source: e.Source, Event: e.ID, Type: e.Type, Key: e.Key,
+			Subscriber: row.Subscriber, State: row.State, Source: e.Source, Event: e.ID, Occurrence: e.Occurrence, Type: e.Type, Key: e.Key,
 			Position: e.Position.String(), CommittedAt: e.CommittedAt, RecordedAt: row.RecordedAt,
 			Attempts: row.Attempts, FirstFailure: row.FirstFailure, LastFailure: row.LastFailure, NextAttempt: row.NextAttempt,
 			Error: row.Err, Invalid: e.Invalid, Copied: row.Copied,

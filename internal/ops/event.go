@@ -1,6 +1,7 @@
 package ops
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -13,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/backendstart/walpost/internal/debt"
+	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/postgres"
@@ -21,7 +23,8 @@ import (
 // Event is everything that is known of an event: what is stored, and after Tell what a running relay knows.
 type Event struct {
 	ID string `json:"event"`
-	// Rows are the outbox rows with this id, of each source that has one.
+	// Rows are the outbox rows with this id, of each source that has one. Two of one source are two events, unless
+	// their occurrences are the same.
 	Rows       []EventRow  `json:"rows"`
 	Deliveries []Standing  `json:"deliveries"`
 	Audit      []debt.Note `json:"audit"`
@@ -31,11 +34,13 @@ type Event struct {
 
 // EventRow is an outbox row as it stands.
 type EventRow struct {
-	Source    string `json:"source"`
-	Row       string `json:"row"` // its primary key
-	Type      string `json:"type"`
-	Key       string `json:"key"`
-	Aggregate string `json:"aggregate,omitempty"`
+	Source string `json:"source"`
+	// Occurrence tells the event from others that had its id; see event.Identity.
+	Occurrence string `json:"occurrence"`
+	Row        string `json:"row"` // its primary key
+	Type       string `json:"type"`
+	Key        string `json:"key"`
+	Aggregate  string `json:"aggregate,omitempty"`
 	// CreatedAt and PublishedAt are the texts of the table's columns.
 	CreatedAt string `json:"created_at,omitempty"`
 	// CommittedAt is when the transaction committed that wrote the row; zero where the server does not know
@@ -68,6 +73,7 @@ const (
 type Standing struct {
 	Subscriber string `json:"subscriber"`
 	Source     string `json:"source"`
+	Occurrence string `json:"occurrence"`
 	State      string `json:"state"`
 	// EffectAt is when the subscriber's effect was committed, where it records that in walpost.inbox.
 	EffectAt time.Time `json:"effect_at,omitzero"`
@@ -123,9 +129,10 @@ func (d *Desk) Event(ctx context.Context, id string) (Event, error) {
 		return e, err
 	}
 	owed := deliveriesOf(rows)
-	for _, source := range e.sources(owed, paid) {
+	for _, of := range e.identities(owed, paid) {
 		for _, s := range subscribers {
-			standing := Standing{Subscriber: s.Name, Source: source, State: Unknown, EffectAt: effects[s.Name], secured: s.Secured.String()}
+			standing := Standing{Subscriber: s.Name, Source: of.Source, Occurrence: of.Occurrence, State: Unknown,
+				EffectAt: effects[debt.Effect{Subscriber: s.Name, Event: of}], secured: s.Secured.String()}
 			d.stand(&standing, e, owed, paid)
 			if s.Gone.IsZero() || standing.Owed != nil {
 				e.Deliveries = append(e.Deliveries, standing)
@@ -135,34 +142,41 @@ func (d *Desk) Event(ctx context.Context, id string) (Event, error) {
 	return e, nil
 }
 
-// sources are those with a row or a delivery of the event.
-func (e *Event) sources(owed []Delivery, paid []debt.Row) []string {
-	var names []string
+// identities are those of the events with the id of which there is a row or a delivery.
+func (e *Event) identities(owed []Delivery, paid []debt.Row) []event.Identity {
+	var all []event.Identity
 	for _, row := range e.Rows {
-		names = append(names, row.Source)
+		all = append(all, event.Identity{Source: row.Source, ID: e.ID, Occurrence: row.Occurrence})
 	}
 	for _, o := range owed {
-		names = append(names, o.Source)
+		all = append(all, event.Identity{Source: o.Source, ID: e.ID, Occurrence: o.Occurrence})
 	}
 	for _, p := range paid {
-		names = append(names, p.Event.Source)
+		all = append(all, p.Event.Identity())
 	}
-	slices.Sort(names)
-	return slices.Compact(names)
+	slices.SortFunc(all, func(a, b event.Identity) int {
+		return cmp.Or(cmp.Compare(a.Source, b.Source), cmp.Compare(a.Occurrence, b.Occurrence))
+	})
+	return slices.Compact(all)
+}
+
+// of tells whether something is of the standing's event.
+func (s *Standing) of(source, occurrence string) bool {
+	return s.Source == source && s.Occurrence == occurrence
 }
 
 // stand finds the state of a subscriber from the database alone.
 func (d *Desk) stand(s *Standing, e Event, owed []Delivery, paid []debt.Row) {
 	var row *EventRow
 	for i := range e.Rows {
-		if e.Rows[i].Source == s.Source {
+		if s.of(e.Rows[i].Source, e.Rows[i].Occurrence) {
 			row = &e.Rows[i]
 		}
 	}
 	position := ""
 	for i := range owed {
 		switch o := &owed[i]; {
-		case o.Source != s.Source:
+		case !s.of(o.Source, o.Occurrence):
 		case o.Subscriber == s.Subscriber:
 			s.Owed, s.State = o, string(o.State)
 			return
@@ -172,7 +186,7 @@ func (d *Desk) stand(s *Standing, e Event, owed []Delivery, paid []debt.Row) {
 	}
 	for _, p := range paid {
 		switch {
-		case p.Event.Source != s.Source:
+		case !s.of(p.Event.Source, p.Event.Occurrence):
 		case p.Subscriber == s.Subscriber:
 			s.State = Finished
 			return
@@ -209,7 +223,7 @@ func (d *Desk) rowsOf(ctx context.Context, id string) ([]EventRow, error) {
 		}
 		for _, s := range stored {
 			row := EventRow{
-				Source: s.Source, Row: s.Row, Type: s.Type, Key: s.Key, CreatedAt: s.OccurredAt, CommittedAt: s.CommittedAt,
+				Source: s.Source, Occurrence: s.Occurrence, Row: s.Row, Type: s.Type, Key: s.Key, CreatedAt: s.OccurredAt, CommittedAt: s.CommittedAt,
 				PublishedAt: s.PublishedAt, Attempts: s.Attempts, Invalid: s.Invalid, Payload: jsonOf(s.Payload), Headers: jsonOf(s.Headers),
 			}
 			if s.AggregateType+s.AggregateID != "" {
@@ -227,29 +241,36 @@ func (d *Desk) rowsOf(ctx context.Context, id string) ([]EventRow, error) {
 // Tell adds what the slot's running relay knows, asked after the database.
 func (e *Event) Tell(known Remembered) {
 	e.Relay = &known
-	attempt := make(map[[2]string]lane.Outcome) // the last one
-	position := make(map[string]string)
-	for _, a := range known.Attempts {
-		attempt[[2]string{a.Source, a.Subscriber}] = a.Outcome
-		position[a.Source] = a.Position
-		if !slices.ContainsFunc(e.Deliveries, func(s Standing) bool { return s.Source == a.Source && s.Subscriber == a.Subscriber }) {
-			// It came without a table, or its row is gone.
-			e.Deliveries = append(e.Deliveries, Standing{Subscriber: a.Subscriber, Source: a.Source, State: Unknown})
+	type delivery struct{ subscriber, source, occurrence string }
+	attempt := make(map[delivery]lane.Outcome) // the last one
+	position := make(map[delivery]string)      // without a subscriber
+	inHand := make(map[delivery]bool)
+	// What came without a table, or whose row is gone, is not among the deliveries yet.
+	add := func(of delivery) {
+		if !slices.ContainsFunc(e.Deliveries, func(s Standing) bool { return s.Subscriber == of.subscriber && s.of(of.source, of.occurrence) }) {
+			e.Deliveries = append(e.Deliveries, Standing{Subscriber: of.subscriber, Source: of.source, Occurrence: of.occurrence, State: Unknown})
 		}
 	}
-	for _, name := range known.Open {
-		if !slices.ContainsFunc(e.Deliveries, func(s Standing) bool { return s.Subscriber == name }) {
-			e.Deliveries = append(e.Deliveries, Standing{Subscriber: name, State: Open}) // not tried yet
-		}
+	for _, a := range known.Attempts {
+		of := delivery{a.Subscriber, a.Source, a.Occurrence}
+		attempt[of] = a.Outcome
+		position[delivery{source: a.Source, occurrence: a.Occurrence}] = a.Position
+		add(of)
+	}
+	for _, o := range known.InHand {
+		of := delivery{o.Subscriber, o.Source, o.Occurrence}
+		inHand[of] = true
+		add(of)
 	}
 	for i := range e.Deliveries {
 		s := &e.Deliveries[i]
-		at := position[s.Source]
+		of := delivery{s.Subscriber, s.Source, s.Occurrence}
+		at := position[delivery{source: s.Source, occurrence: s.Occurrence}]
 		switch {
 		case s.State != Unknown:
-		case slices.Contains(known.Open, s.Subscriber):
+		case inHand[of]:
 			s.State = Open
-		case attempt[[2]string{s.Source, s.Subscriber}] == lane.Delivered, at != "" && at <= s.secured:
+		case attempt[of] == lane.Delivered, at != "" && at <= s.secured:
 			s.State = Finished
 		}
 	}

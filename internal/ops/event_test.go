@@ -2,9 +2,12 @@ package ops
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/lane"
 )
 
@@ -91,5 +94,29 @@ func TestEvent_showsWhatIsStored(t *testing.T) {
 	}
 	if code, answer := c.ask(t, "GET", "/v1/events/none", ""); code != 404 || !strings.Contains(fmt.Sprint(answer["detail"]), "Retention") {
 		t.Errorf("an id that is unknown: %d %v", code, answer)
+	}
+}
+
+// S-36: the same id in one table at two times, and the outbox has the newer one.
+func TestEvent_tellsTheOccurrencesOfAnIDApart(t *testing.T) {
+	c := newCounter(t, "127.0.0.1:8081", "") // analytics is owed e1, as it was written then
+	of := c.server.options.Relay.(*standing)
+	c.Exec(`INSERT INTO walpost.subscribers (slot, name) VALUES ('walpost', 'mail')`)
+	c.Exec(`DELETE FROM outbox WHERE event_id = 'e1'`)
+	c.Exec(`INSERT INTO outbox (event_id, event_type, partition_key, payload, created_at) VALUES ('e1', 'lesson.completed', 'k1', '{}', '2199-01-01Z')`)
+	c.Exec(`INSERT INTO walpost.inbox (slot, subscriber, source, event_id, occurrence) VALUES ('walpost', 'mail', 'lessons', 'e1', $1)`, written)
+	of.attempts.Record("analytics", time.Now(), 0, []lane.Attempt{{
+		Event:   &event.Event{Source: "lessons", ID: "e1", Occurrence: "2199-01-01 00:00:00+00", Position: event.Position{Epoch: 1, Commit: 800}},
+		Outcome: lane.Delivered, Number: 1,
+	}})
+	_, answer := c.ask(t, "GET", "/v1/events/e1", "")
+	var got []string
+	for _, d := range answer["deliveries"].([]any) {
+		d := d.(map[string]any)
+		got = append(got, fmt.Sprint(d["occurrence"], " ", d["subscriber"], " ", d["state"]))
+	}
+	want := []string{written + " analytics waiting", written + " mail finished", "2199-01-01 00:00:00+00 analytics finished", "2199-01-01 00:00:00+00 mail unknown"}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
 	}
 }

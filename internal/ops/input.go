@@ -123,6 +123,8 @@ func filterOf(r *http.Request) (debt.Filter, error) {
 			filter.Key = value
 		case "event":
 			filter.Events = []string{value}
+		case "occurrence":
+			filter.Occurrence = value
 		case "since":
 			filter.Since, err = parseTime(value)
 		case "until":

@@ -28,8 +28,8 @@ type Relay interface {
 	Progress() relay.Progress
 	// Attempts are the last attempts of all subscribers.
 	Attempts() *relay.Attempts
-	// OpenFor returns the subscribers for which an event is in hand.
-	OpenFor(eventID string) []string
+	// OpenFor returns the deliveries in hand of the events with an id.
+	OpenFor(eventID string) []relay.OpenDelivery
 }
 
 // Options are what the server is made of; all but Token must be set.

@@ -22,13 +22,19 @@ type standing struct {
 	health   relay.Health
 	progress relay.Progress
 	attempts *relay.Attempts
-	open     []string // of every event
+	open     []string // subscribers that have every event of the counter in hand
 }
 
 func (s *standing) Health() relay.Health      { return s.health }
 func (s *standing) Progress() relay.Progress  { return s.progress }
 func (s *standing) Attempts() *relay.Attempts { return s.attempts }
-func (s *standing) OpenFor(string) []string   { return s.open }
+
+func (s *standing) OpenFor(string) (open []relay.OpenDelivery) {
+	for _, name := range s.open {
+		open = append(open, relay.OpenDelivery{Subscriber: name, Source: "lessons", Occurrence: written})
+	}
+	return open
+}
 
 func stuck() *standing {
 	return &standing{

@@ -19,6 +19,7 @@ type choice struct {
 	Key        string     `json:"key" max:"1024"`
 	Event      string     `json:"event"`
 	Events     []string   `json:"events"`
+	Occurrence string     `json:"occurrence"`
 	Since      time.Time  `json:"since"`
 	Until      time.Time  `json:"until"`
 	Error      string     `json:"error" max:"1024"`
@@ -34,7 +35,7 @@ func choiceOf(r *http.Request) (choice, debt.Filter, error) {
 	}
 	filter := debt.Filter{
 		Subscriber: c.Subscriber, Source: c.Source, State: c.State, Type: c.Type, Key: c.Key,
-		Events: c.Events, Since: c.Since, Until: c.Until, Error: c.Error, Limit: c.Limit,
+		Events: c.Events, Occurrence: c.Occurrence, Since: c.Since, Until: c.Until, Error: c.Error, Limit: c.Limit,
 	}
 	if c.Event != "" {
 		filter.Events = append(filter.Events, c.Event)

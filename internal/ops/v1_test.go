@@ -156,7 +156,7 @@ func TestV1_changesWhatIsAskedForAndWritesDownWhoAsked(t *testing.T) {
 		{"/v1/owed/add", `{"subscriber": "analytics", "events": ["e4"], "state": "dead", "why": "lost"}`, "map[deliveries:1]"},
 		{"/v1/owed/redrive", `{"type": "lesson.completed", "dry_run": true}`, "map[gone:1 would_redrive:1]"},
 		{"/v1/owed/redrive", `{"event": "e4", "why": "mended"}`,
-			"map[events:[map[detail:redriven event:e4 result:redriven source:lessons subscriber:analytics]] redriven:1]"},
+			"map[events:[map[detail:redriven event:e4 occurrence:" + written + " result:redriven source:lessons subscriber:analytics]] redriven:1]"},
 		{"/v1/owed/redrive", `{"type": "lesson.completed", "state": "dead", "why": "mended"}`, "map[gone:1 redriven:0]"},
 	} {
 		code, answer := c.ask(t, "POST", step.path, step.body)

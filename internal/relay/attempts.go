@@ -28,6 +28,7 @@ type Attempt struct {
 	Subscriber  string    `json:"subscriber"`
 	Source      string    `json:"source"`
 	Event       string    `json:"event"`
+	Occurrence  string    `json:"occurrence"` // see event.Identity
 	Type        string    `json:"type"`
 	Key         string    `json:"key"` // cut after 256 bytes
 	Position    string    `json:"position"`
@@ -61,10 +62,10 @@ type kept struct {
 	err      string
 	number   int32
 	replay   bool
-	// names are event, type and key, one behind the other, in memory that is used again for the next attempt
+	// names are event, type, occurrence and key, one behind the other, in memory that is used again for the next attempt
 	// in this place. The event's own strings may be part of a text of megabytes, which would stay with them.
-	names        []byte
-	event, typed int32 // where the event's name and the type end
+	names                  []byte
+	event, typed, occurred int32 // where the event's name, the type and the occurrence end
 }
 
 func (k *kept) keep(of *call, tried *lane.Attempt) {
@@ -78,6 +79,8 @@ func (k *kept) keep(of *call, tried *lane.Attempt) {
 	k.event = int32(len(k.names))
 	k.names = append(k.names, ev.Type...)
 	k.typed = int32(len(k.names))
+	k.names = append(k.names, ev.Occurrence...)
+	k.occurred = int32(len(k.names))
 	k.names = append(k.names, cut(ev.Key, maxKey)...)
 }
 
@@ -85,7 +88,8 @@ func (k *kept) keep(of *call, tried *lane.Attempt) {
 func (k *kept) read(seq uint64) Attempt {
 	return Attempt{
 		Seq: seq, At: k.call.at, Subscriber: k.call.subscriber, Source: k.source,
-		Event: string(k.names[:k.event]), Type: string(k.names[k.event:k.typed]), Key: string(k.names[k.typed:]),
+		Event: string(k.names[:k.event]), Type: string(k.names[k.event:k.typed]),
+		Occurrence: string(k.names[k.typed:k.occurred]), Key: string(k.names[k.occurred:]),
 		Position: k.position.String(), CommittedAt: fromMicroseconds(k.commit),
 		Number: int(k.number), Outcome: k.outcome, Batch: k.call.batch, Seconds: k.call.seconds, Replay: k.replay, Error: k.err,
 	}
@@ -114,7 +118,7 @@ type AttemptFilter struct {
 
 func (f AttemptFilter) fits(k *kept) bool {
 	return (f.Event == "" || f.Event == string(k.names[:k.event])) && (f.Subscriber == "" || f.Subscriber == k.call.subscriber) &&
-		(f.Type == "" || f.Type == string(k.names[k.event:k.typed])) && (f.Key == "" || cut(f.Key, maxKey) == string(k.names[k.typed:])) &&
+		(f.Type == "" || f.Type == string(k.names[k.event:k.typed])) && (f.Key == "" || cut(f.Key, maxKey) == string(k.names[k.occurred:])) &&
 		(f.Outcome == "" || f.Outcome == k.outcome)
 }
 
@@ -230,18 +234,25 @@ func (a *Attempts) Last(n int, filter AttemptFilter) (last []Attempt, since time
 // Attempts are what the relay remembers.
 func (r *Relay) Attempts() *Attempts { return r.attempts }
 
-// OpenFor returns the subscribers for which the relay has an event in hand: received from the stream, and
-// neither finished nor owed. It looks at the whole window.
-func (r *Relay) OpenFor(eventID string) []string {
+// OpenDelivery is an event that the relay has in hand for a subscriber: received from the stream, and neither
+// finished nor owed.
+type OpenDelivery struct {
+	Subscriber string `json:"subscriber"`
+	Source     string `json:"source"`
+	Occurrence string `json:"occurrence"`
+}
+
+// OpenFor returns the open deliveries of the events with an id. It looks at the whole window.
+func (r *Relay) OpenFor(eventID string) []OpenDelivery {
 	r.mu.Lock()
 	tracker := r.tracker
 	r.mu.Unlock()
 	if tracker == nil {
 		return nil
 	}
-	var names []string
-	for _, i := range tracker.OpenFor(eventID) {
-		names = append(names, r.Subscriptions[i].Subscriber.Name())
+	var open []OpenDelivery
+	for _, o := range tracker.OpenFor(eventID) {
+		open = append(open, OpenDelivery{r.Subscriptions[o.Subscriber].Subscriber.Name(), o.Event.Source, o.Event.Occurrence})
 	}
-	return names
+	return open
 }

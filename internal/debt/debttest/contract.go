@@ -39,6 +39,7 @@ func Run(t *testing.T, open func(t *testing.T, events []*event.Event) lane.Ower)
 		"Look tells the oldest":                                lookTellsTheOldest,
 		"Unwanted pauses":                                      unwantedPauses,
 		"subscribers and sources have nothing to do with each": subscribersAreApart,
+		"an id that comes again is another event":              idsComeAgain,
 	} {
 		t.Run(name, func(t *testing.T) {
 			events := someEvents()
@@ -411,5 +412,27 @@ func subscribersAreApart(t *testing.T, b *book) {
 	b.ok(err)
 	if len(others) != 2 {
 		t.Errorf("of the other subscriber: got %d, want 2", len(others))
+	}
+}
+
+// idsComeAgain uses messages: no row has to stand for both.
+func idsComeAgain(t *testing.T, b *book) {
+	then := &event.Event{Source: "messages", ID: "1", Occurrence: "then", Type: "t", Key: "a", Payload: []byte("1"), Position: event.Position{Epoch: 1, Commit: 0x100}}
+	now := *then
+	now.Occurrence, now.Payload, now.Position.Commit = "now", []byte("2"), 0x108
+	b.dead(then)
+	b.record(&now)
+	states, err := b.ower.Known(t.Context(), sub, []*event.Event{then, &now})
+	b.ok(err)
+	if want := map[int]lane.State{0: lane.StateDead, 1: lane.StateWaiting}; !maps.Equal(states, want) {
+		t.Errorf("states: got %v, want %v", states, want)
+	}
+	b.wantWaiting(all, "1")
+	b.pay(now.Position, &now)
+	b.wantWaiting(all)
+	states, err = b.ower.Known(t.Context(), sub, []*event.Event{then, &now})
+	b.ok(err)
+	if want := map[int]lane.State{0: lane.StateDead}; !maps.Equal(states, want) {
+		t.Errorf("states after the payment: got %v, want %v", states, want)
 	}
 }
