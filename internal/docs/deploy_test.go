@@ -52,15 +52,15 @@ func TestCompose_isReachableFromThisMachineAlone(t *testing.T) {
 func TestCompose_startsWhatNeedsTheSchemaAfterTheSchema(t *testing.T) {
 	services := readCompose(t).Services
 	for _, name := range []string{"api", "relay"} {
-		if got, want := services[name].DependsOn["migrate"].Condition, "service_completed_successfully"; got != want {
-			t.Errorf("%s waits for migrate to be %q, want %q", name, got, want)
+		if got, want := services[name].DependsOn["grants"].Condition, "service_completed_successfully"; got != want {
+			t.Errorf("%s waits for grants to be %q, want %q", name, got, want)
 		}
 		if services[name].Healthcheck == nil {
 			t.Errorf("%s has no health check", name)
 		}
 	}
-	if got, want := services["migrate"].DependsOn["postgres"].Condition, "service_healthy"; got != want {
-		t.Errorf("migrate waits for postgres to be %q, want %q", got, want)
+	if got, want := services["roles"].DependsOn["postgres"].Condition, "service_healthy"; got != want {
+		t.Errorf("roles waits for postgres to be %q, want %q", got, want)
 	}
 }
 
@@ -118,6 +118,21 @@ func TestCompose_givesTheOpsAPIAToken(t *testing.T) {
 	for name, service := range readCompose(t).Services {
 		if listen := service.Environment["WALPOST_OPS_LISTEN"]; listen != "" && service.Environment["WALPOST_OPS_TOKEN"] == "" {
 			t.Errorf("%s listens on %s and has no WALPOST_OPS_TOKEN: /progress, /v1 and walpost tail are refused", name, listen)
+		}
+	}
+}
+
+// S-11: each process has a role of its own, and none of them is the superuser or the owner of the tables.
+func TestCompose_givesEachProcessItsRole(t *testing.T) {
+	services := readCompose(t).Services
+	for name, role := range map[string]string{"migrate": "walpost_migrate", "api": "walpost_api", "relay": "walpost_relay"} {
+		if dsn := services[name].Environment["WALPOST_DATABASE_URL"]; !strings.HasPrefix(dsn, "postgres://"+role+":") {
+			t.Errorf("%s connects with %q, want role %s", name, dsn, role)
+		}
+	}
+	for name, after := range map[string]string{"migrate": "roles", "grants": "migrate"} {
+		if got, want := services[name].DependsOn[after].Condition, "service_completed_successfully"; got != want {
+			t.Errorf("%s waits for %s to be %q, want %q", name, after, got, want)
 		}
 	}
 }

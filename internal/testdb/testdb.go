@@ -112,6 +112,12 @@ func On(t testing.TB, server *pgserver.Server) *DB {
 	return migrate(t, newDB(t, server.DSN("postgres")))
 }
 
+// NewEmptyOn is NewEmpty for a server that the test made with NewServer.
+func NewEmptyOn(t testing.TB, server *pgserver.Server) *DB {
+	t.Helper()
+	return newDB(t, server.DSN("postgres"))
+}
+
 // NewServer returns a server that only this test uses and that may be frozen, killed and restarted. It
 // starts with the settings of the shared server; settings come on top. It is stopped when the test
 // ends.
