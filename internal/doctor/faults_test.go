@@ -278,7 +278,7 @@ var relayFaults = []fault{
 	{name: "has the wrong password", check: "connection", level: doctor.Problem, says: "password",
 		seed: func(w *world) { w.options.DatabaseURL = strings.Replace(w.db.DSN, "://postgres:", "://postgres:no", 1) },
 		do:   func(w *world) { w.options.DatabaseURL = w.db.DSN }},
-	{name: "leads to another database", check: "replication-connection", level: doctor.Problem, says: "replication_url leads to database \"postgres\"",
+	{name: "leads to another database", check: "replication-connection", level: doctor.Problem, says: "replication_url to database \"postgres\"",
 		seed: func(w *world) { w.options.ReplicationURL = strings.Replace(w.db.DSN, w.db.Name, "postgres", 1) }, do: func(w *world) { w.options.ReplicationURL = "" }},
 	{name: "leads nowhere", check: "replication-connection", level: doctor.Problem, says: "127.0.0.1:1",
 		seed: func(w *world) { w.options.ReplicationURL = "postgres://postgres@127.0.0.1:1/x?sslmode=disable" },

@@ -79,21 +79,20 @@ func checkReplicationConnection(ctx context.Context, e *exam) ([]Finding, error)
 		return []Finding{problem("the replication connection goes through a pooler", "it may give the session that holds the leadership to somebody else",
 			&Mend{Do: "set replication_url (WALPOST_REPLICATION_URL) to a direct connection; database_url may stay as it is"})}, nil
 	}
-	system, err := conn.Identify(ctx)
+	theirs, err := conn.Place(ctx)
 	if err != nil {
 		return nil, err
 	}
-	var here string
-	if err := e.tx.QueryRow(ctx, `SELECT system_identifier::text FROM pg_catalog.pg_control_system()`).Scan(&here); err != nil {
-		return nil, fmt.Errorf("ask which server this is: %w", err)
-	}
-	replication, err := postgres.ConnConfig(e.ReplicationURL)
+	ours, err := wal.PlaceOf(ctx, e.tx)
 	if err != nil {
 		return nil, err
 	}
-	if system.ID != here || replication.Database != "" && replication.Database != e.database && !e.pooled {
-		return []Finding{problem(fmt.Sprintf("replication_url leads to database %q of server %s, database_url to %q of server %s", replication.Database, system.ID, e.database, here),
-			"a slot belongs to one database of one server", &Mend{Do: "lead both to the same database of the same server"})}, nil
+	if ours.InStandby {
+		return nil, nil // the check primary says so
+	}
+	if err := theirs.Same(ours); err != nil {
+		return []Finding{problem(err.Error(), "a slot belongs to one database of one server, and a standby takes no writes",
+			&Mend{Do: "lead both to the same database of the same primary"})}, nil
 	}
 	return nil, nil
 }

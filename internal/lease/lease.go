@@ -54,7 +54,15 @@ type Options struct {
 	// Notified is called when somebody has told the channel "walpost" of the slot: a person has changed
 	// something. It must not block; nil is nobody.
 	Notified func()
-	Log      *slog.Logger
+	// Check says why a session that was just made must not hold the lease, for one because it leads to another server
+	// than the relay writes to; nil is no check.
+	Check func(ctx context.Context, session Session) error
+	Log   *slog.Logger
+}
+
+// Session is what a check may do with a session of the lease.
+type Session interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
 // Lease is held by at most one process of a slot. Its methods may be called by any goroutine; Run once.
@@ -377,6 +385,12 @@ func (l *Lease) connect(ctx context.Context) (*pgx.Conn, error) {
 	conn, err := pgx.ConnectConfig(ctx, config)
 	if err != nil {
 		return nil, postgres.ConnectError(err, l.URL)
+	}
+	if l.Check != nil {
+		if err := l.Check(ctx, conn); err != nil {
+			_ = conn.Close(ctx)
+			return nil, err
+		}
 	}
 	if _, err := conn.Exec(ctx, `LISTEN walpost`); err != nil {
 		_ = conn.Close(ctx)

@@ -155,7 +155,7 @@ func New(o Options) *Relay {
 	r.owed = debt.NewStore(o.Pool, o.Slot).Within(r.fence).Limit(o.MaxEvent)
 	r.registerMetrics()
 	if o.Lease != nil {
-		o.Lease.Notified = r.notified
+		o.Lease.Notified, o.Lease.Check = r.notified, r.checkLease
 	}
 	return r
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/lane"
+	"github.com/backendstart/walpost/internal/lease"
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/store"
@@ -125,7 +126,7 @@ func final(err error) error {
 		return nil
 	case errors.Is(err, outbox.ErrNoTable): // while it is made anew under its old name
 		return nil
-	case errors.Is(err, wal.ErrStandby): // in a failover
+	case errors.Is(err, wal.ErrStandby), errors.Is(err, wal.ErrElsewhere): // in a failover
 		return nil
 	case err == nil, errors.Is(err, wal.ErrSlotInUse), errors.Is(err, wal.ErrShutdown), errors.Is(err, wal.ErrConnection):
 		return nil
@@ -281,6 +282,9 @@ func (r *Relay) look(ctx context.Context, mend bool) (_ *session, err error) {
 			s.conn.Close()
 		}
 	}()
+	if err := r.checkPlace(ctx, s.conn); err != nil { // before anything is made that would stay there
+		return nil, err
+	}
 	if err := r.claim(ctx, s); err != nil {
 		return nil, err
 	}
@@ -315,6 +319,32 @@ func (r *Relay) look(ctx context.Context, mend bool) (_ *session, err error) {
 	}
 	r.owed.Use(s.tables)
 	return s, nil
+}
+
+// checkPlace makes sure that the replication connection leads to where the pool leads.
+func (r *Relay) checkPlace(ctx context.Context, conn *wal.Conn) error {
+	theirs, err := conn.Place(ctx)
+	if err != nil {
+		return err
+	}
+	ours, err := wal.PlaceOf(ctx, r.Pool)
+	if err != nil {
+		return err
+	}
+	return theirs.Same(ours)
+}
+
+// checkLease is checkPlace for the session of the lease. A pool that does not answer is no reason against it.
+func (r *Relay) checkLease(ctx context.Context, session lease.Session) error {
+	theirs, err := wal.PlaceOf(ctx, session)
+	if err != nil {
+		return err
+	}
+	ours, err := wal.PlaceOf(ctx, r.Pool)
+	if err != nil {
+		return nil
+	}
+	return theirs.Same(ours)
 }
 
 // ensurePublication makes or completes the publication.
