@@ -18,8 +18,8 @@ import (
 )
 
 // The model drives tracker, dispatcher, lanes, debt and recorder through random interleavings of
-// commits, failures, outages, unreadable events, crashes, clean stops, pauses, refused writes, moves of
-// the WAL budget, and subscribers that leave and come back, under virtual time. It compares what the
+// commits, failures, outages, unreadable events, crashes, clean stops, pauses, refused writes, ids that are used
+// again, moves of the WAL budget, and subscribers that leave and come back, under virtual time. It compares what the
 // subscribers got with the plain list of everything that was committed.
 
 // history is what has happened so far.
@@ -109,6 +109,10 @@ func (h *history) step() {
 		h.server.mu.Lock()
 		h.server.refuse = 1 + h.IntN(20)
 		h.server.mu.Unlock()
+	case op == 16: // TRUNCATE … RESTART IDENTITY, or a sequence that was set back
+		h.server.mu.Lock()
+		h.server.used = h.IntN(h.server.used + 1)
+		h.server.mu.Unlock()
 	}
 }
 
@@ -179,13 +183,13 @@ func (h *history) broken() []string {
 		}
 		dead := make(map[string]bool)
 		for _, letter := range s.debt.Owed(sub.name, lane.StateDead) {
-			dead[letter.Event.ID] = true
-			if !sub.unreadable(letter.Event.ID) {
-				complain("P2: %s: %s is dead and was well: %s", sub.name, letter.Event.ID, letter.Err)
+			dead[letter.Event.OccurredAt] = true
+			if !sub.unreadable(letter.Event.OccurredAt) {
+				complain("P2: %s: %s is dead and was well: %s", sub.name, letter.Event.OccurredAt, letter.Err)
 			}
 		}
 		if waiting := s.debt.Owed(sub.name, lane.StateWaiting); len(waiting) > 0 {
-			complain("P2: %s: %d deliveries wait for ever, the first is %s", sub.name, len(waiting), waiting[0].Event.ID)
+			complain("P2: %s: %d deliveries wait for ever, the first is %s", sub.name, len(waiting), waiting[0].Event.OccurredAt)
 		}
 		seen := make(map[string]bool)
 		last, lastOfLife := make(map[string]string), make(map[string]string) // ids count up as they commit
@@ -256,6 +260,7 @@ func TestModel_findsPlantedBugs(t *testing.T) {
 		"confirms too far":  {confirmsTooFar: true},
 		"forgets to record": {forgetsRecord: true},
 		"reads backwards":   {readsBackwards: true},
+		"takes ids":         {takesIDs: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -39,6 +39,7 @@ type modelServer struct {
 	gone      map[string]bool // left the configuration
 	debt      *debttest.Memory
 	ids       int
+	used      int          // event ids since they began at 1 the last time
 	refuse    int          // so many writes of marks and positions fail
 	window    ack.Window   // of its relays
 	lane      lane.Options // and of their lanes, but for the ordering
@@ -49,7 +50,9 @@ type modelTxn struct {
 	events      []modelEvent
 }
 
-type modelEvent struct{ id, key string }
+// modelEvent has an id of its own, by which the history knows it and which counts up, and one that the relay sees,
+// which may have been another event's.
+type modelEvent struct{ id, used, key string }
 
 // commit writes a transaction of so many events of a few keys.
 func (s *modelServer) commit(r *rand.Rand, events, keys int) {
@@ -58,7 +61,8 @@ func (s *modelServer) commit(r *rand.Rand, events, keys int) {
 	txn := modelTxn{commit: s.end}
 	for range events {
 		s.ids++
-		txn.events = append(txn.events, modelEvent{fmt.Sprintf("e%07d", s.ids), fmt.Sprintf("k%d", r.IntN(keys))})
+		s.used++
+		txn.events = append(txn.events, modelEvent{fmt.Sprintf("e%07d", s.ids), fmt.Sprint(s.used), fmt.Sprintf("k%d", r.IntN(keys))})
 	}
 	s.end += event.LSN(8 * (1 + r.IntN(1000)))
 	txn.end = s.end
@@ -100,7 +104,7 @@ func (m *modelSubscriber) within(key, id string) string {
 }
 
 func (m *modelSubscriber) handle(ctx context.Context, alive func() bool, d subscriber.Delivery) error {
-	within := m.within(d.Key, d.ID)
+	within := m.within(d.Key, d.OccurredAt)
 	m.mu.Lock()
 	if m.busy[within] {
 		m.over = append(m.over, fmt.Sprintf("two calls at once for %q", within))
@@ -127,13 +131,13 @@ func (m *modelSubscriber) handle(ctx context.Context, alive func() bool, d subsc
 		return errors.New("the process is dead")
 	case down, bad:
 		return errors.New("not now")
-	case m.unreadable(d.ID):
+	case m.unreadable(d.OccurredAt):
 		return subscriber.Permanent(errors.New("no event that it can read"))
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.got = append(m.got, d.ID)
-	m.keys[d.ID] = d.Key
+	m.got = append(m.got, d.OccurredAt)
+	m.keys[d.OccurredAt] = d.Key
 	return nil
 }
 
@@ -163,12 +167,12 @@ func (o modelOutlet) HandleBatch(ctx context.Context, ds []subscriber.Delivery) 
 	failed := make(map[int]error)
 	badKeys := make(map[string]bool)
 	for i, d := range ds {
-		if badKeys[o.within(d.Key, d.ID)] {
+		if badKeys[o.within(d.Key, d.OccurredAt)] {
 			failed[i] = subscriber.ErrHeld
 			continue
 		}
 		if err := o.Handle(ctx, d); err != nil {
-			failed[i], badKeys[o.within(d.Key, d.ID)] = err, !subscriber.IsPermanent(err)
+			failed[i], badKeys[o.within(d.Key, d.OccurredAt)] = err, !subscriber.IsPermanent(err)
 		}
 	}
 	if len(failed) == 0 {
@@ -205,6 +209,9 @@ func (m mortal) Record(ctx context.Context, sub string, owed []lane.Owed) error 
 	if m.plant.forgetsRecord && len(owed) > 1 {
 		owed = owed[1:]
 	}
+	for i := range owed {
+		owed[i].Event = m.known(owed[i].Event)
+	}
 	return m.Ower.Record(ctx, sub, owed)
 }
 
@@ -212,7 +219,18 @@ func (m mortal) Dead(ctx context.Context, sub string, letter lane.Owed) error {
 	if m.process.dead.Err() != nil {
 		return errDead
 	}
+	letter.Event = m.known(letter.Event)
 	return m.Ower.Dead(ctx, sub, letter)
+}
+
+// known is an event as the debt knows it.
+func (m mortal) known(e *event.Event) *event.Event {
+	if !m.plant.takesIDs {
+		return e
+	}
+	copied := *e
+	copied.Occurrence = ""
+	return &copied
 }
 
 func (m mortal) Waiting(ctx context.Context, sub string, q lane.Query) ([]lane.Owed, error) {
@@ -277,6 +295,7 @@ type plant struct {
 	confirmsTooFar bool
 	forgetsRecord  bool
 	readsBackwards bool
+	takesIDs       bool // for identities
 }
 
 // startPositions is Relay.startPositions without Postgres: who is new or back starts at now.
@@ -432,7 +451,7 @@ func frames(txn *modelTxn) [][]byte {
 	begin := append(u64(u64([]byte{'B'}, uint64(txn.commit)), 0), 0, 0, 0, 1)
 	all := [][]byte{begin}
 	for _, e := range txn.events {
-		content := fmt.Sprintf(`{"id":%q,"type":"t","key":%q,"payload":{}}`, e.id, e.key)
+		content := fmt.Sprintf(`{"id":%q,"type":"t","key":%q,"occurred_at":%q,"payload":{}}`, e.used, e.key, e.id)
 		m := append(u64([]byte{'M', 1}, uint64(txn.commit)), 'm', 0)
 		m = binary.BigEndian.AppendUint32(m, uint32(len(content)))
 		all = append(all, append(m, content...))
