@@ -99,6 +99,7 @@ func sources(t *testing.T) map[string]string {
 	return found
 }
 
+// S-10, among others.
 func TestDoctor_findsEachFaultOfADatabaseAndWhatItPrintsMendsIt(t *testing.T) {
 	t.Parallel()
 	for _, f := range databaseFaults {
@@ -285,7 +286,59 @@ var relayFaults = []fault{
 		do:   func(w *world) { w.options.ReplicationURL = "" }},
 }
 
+// theirs makes the outbox another role's, which the statements then run as.
+func theirs(statements ...string) func(*world) {
+	return func(w *world) {
+		owner := w.db.Name + "_owner"
+		w.db.Exec("CREATE ROLE " + owner + " NOLOGIN")
+		w.t.Cleanup(func() { w.db.Exec("DROP OWNED BY " + owner + " CASCADE; DROP ROLE " + owner) })
+		run("GRANT CREATE, USAGE ON SCHEMA public TO "+owner, "ALTER TABLE outbox OWNER TO "+owner)(w)
+		for _, statement := range statements {
+			w.db.Exec("SET ROLE " + owner + "; " + statement + "; RESET ROLE")
+		}
+	}
+}
+
+const (
+	theirTrigger = "CREATE FUNCTION public.theirs() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN new; END'"
+	theirTest    = "CREATE FUNCTION public.fits(v text) RETURNS bool LANGUAGE sql IMMUTABLE AS 'SELECT true'"
+)
+
 var rightFaults = []fault{
+	{name: "is a trigger on UPDATE", check: "foreign-code", level: doctor.Problem, says: "trigger spy on public.outbox (of role ",
+		seed: theirs(theirTrigger, "CREATE TRIGGER spy BEFORE UPDATE ON public.outbox FOR EACH ROW EXECUTE FUNCTION public.theirs()"),
+		do:   run("DROP TRIGGER spy ON outbox")},
+	{name: "is a trigger on the column", check: "foreign-code", level: doctor.Problem, says: "trigger spy on public.outbox (of role ",
+		seed: theirs(theirTrigger, "CREATE TRIGGER spy AFTER UPDATE OF published_at ON public.outbox FOR EACH ROW EXECUTE FUNCTION public.theirs()"),
+		do:   run("ALTER TABLE outbox DISABLE TRIGGER spy")},
+	{name: "is a trigger on DELETE", check: "foreign-code", level: doctor.Problem, says: "trigger spy on public.outbox (of role ",
+		seed: theirs(theirTrigger, "CREATE TRIGGER spy BEFORE DELETE ON public.outbox FOR EACH ROW EXECUTE FUNCTION public.theirs()"),
+		do:   run("ALTER FUNCTION theirs() OWNER TO postgres")},
+	{name: "is a check", check: "foreign-code", level: doctor.Problem, says: "check spy of public.outbox (of role ",
+		seed: theirs(theirTest, "ALTER TABLE public.outbox ADD CONSTRAINT spy CHECK (public.fits(event_type))"),
+		do:   run("ALTER TABLE outbox DROP CONSTRAINT spy")},
+	{name: "is a domain", check: "foreign-code", level: doctor.Problem, says: "of domain public.type_name (of role ",
+		seed: theirs(theirTest, "CREATE DOMAIN public.type_name AS text CHECK (public.fits(VALUE))", "ALTER TABLE public.outbox ALTER event_type TYPE public.type_name"),
+		do:   run("ALTER TABLE outbox ALTER event_type TYPE text")},
+	{name: "is an index", check: "foreign-code", level: doctor.Problem, says: "index public.spy (of role ",
+		seed: theirs(theirTest, "CREATE INDEX spy ON public.outbox (public.fits(event_type))"),
+		do:   run("DROP INDEX spy")},
+	{name: "is a rule", check: "foreign-code", level: doctor.Problem, says: "rule spy on public.outbox (of role ",
+		seed: theirs("CREATE RULE spy AS ON UPDATE TO public.outbox DO ALSO SELECT 1"),
+		do:   run("DROP RULE spy ON outbox")},
+	{name: "is a policy, for a role without superuser", check: "foreign-code", level: doctor.Warning, says: "policy spy on public.outbox (of role ",
+		seed: func(w *world) {
+			theirs("CREATE POLICY spy ON public.outbox USING (true)", "ALTER TABLE public.outbox ENABLE ROW LEVEL SECURITY")(w)
+			run("GRANT SELECT ON outbox TO " + w.role(""))(w)
+		},
+		do: run("DROP POLICY spy ON outbox")},
+	{name: "are those of every role", check: "messages-open", level: doctor.Warning, says: "every role that can connect may write events of this source",
+		seed: func(w *world) { w.options.Sources = []*outbox.Source{{Name: "lessons", Messages: "lessons"}} },
+		do: func(w *world) {
+			for _, f := range w.db.Texts("SELECT oid::regprocedure::text FROM pg_proc WHERE proname = 'pg_logical_emit_message'") {
+				run("REVOKE EXECUTE ON FUNCTION " + f + " FROM PUBLIC")(w)
+			}
+		}},
 	{name: "are all missing", check: "rights", level: doctor.Problem, says: "REPLICATION; USAGE on schema walpost; SELECT, INSERT, UPDATE, DELETE on walpost.audit",
 		seed: func(w *world) { w.role("") }},
 	{name: "lack DELETE for retention and UPDATE for marks", check: "rights", level: doctor.Problem, says: `lacks: DELETE, UPDATE ("published_at", "attempts") on public.outbox`,

@@ -1,0 +1,144 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/backendstart/walpost/internal/outbox"
+)
+
+// foreign is code of another role that runs as the relay, with all its rights.
+type foreign struct {
+	What  string // "trigger t on public.outbox"
+	Owner string
+}
+
+func (f foreign) String() string { return f.What + " (of role " + f.Owner + ")" }
+
+// foreignSQL finds what a statement of the relay on a table, its partitions and the types of its columns runs besides:
+// functions of triggers, checks, indexes and generated columns, and rules. $1 is the table, $2 the columns that are set,
+// $3 whether rows are deleted. Code of the role itself, of superusers and of Postgres is not foreign.
+const foreignSQL = `
+	WITH tables AS (
+		SELECT $1::oid AS oid UNION SELECT relid::oid FROM pg_catalog.pg_partition_tree($1::oid::pg_catalog.regclass)
+	), types AS (
+		SELECT t.oid FROM pg_catalog.pg_attribute a JOIN tables ON attrelid = tables.oid JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
+		WHERE a.attnum > 0 AND NOT a.attisdropped AND t.typtype = 'd'
+	), code AS (
+		SELECT 'trigger ' || t.tgname || ' on ' || t.tgrelid::pg_catalog.regclass AS what, p.proowner AS owner, p.pronamespace AS space
+		FROM pg_catalog.pg_trigger t JOIN tables ON t.tgrelid = tables.oid JOIN pg_catalog.pg_proc p ON p.oid = t.tgfoid
+		WHERE NOT t.tgisinternal AND t.tgenabled <> 'D'
+		  AND (t.tgtype & 8 <> 0 AND $3 OR t.tgtype & 16 <> 0 AND pg_catalog.cardinality($2::text[]) > 0 AND (
+		    t.tgattr::text = '' OR EXISTS (SELECT FROM pg_catalog.pg_attribute a
+		        WHERE a.attrelid = t.tgrelid AND a.attnum = ANY (t.tgattr) AND a.attname::text = ANY ($2))))
+		UNION ALL
+		SELECT 'check ' || c.conname || CASE WHEN c.contypid <> 0 THEN ' of domain ' || c.contypid::pg_catalog.regtype::text ELSE ' of ' || c.conrelid::pg_catalog.regclass::text END,
+		       p.proowner, p.pronamespace
+		FROM pg_catalog.pg_constraint c
+		JOIN pg_catalog.pg_depend d ON d.classid = 'pg_catalog.pg_constraint'::pg_catalog.regclass AND d.objid = c.oid
+		    AND d.refclassid IN ('pg_catalog.pg_proc'::pg_catalog.regclass, 'pg_catalog.pg_operator'::pg_catalog.regclass)
+		LEFT JOIN pg_catalog.pg_operator o ON d.refclassid = 'pg_catalog.pg_operator'::pg_catalog.regclass AND o.oid = d.refobjid
+		JOIN pg_catalog.pg_proc p ON p.oid = coalesce(o.oprcode::oid, d.refobjid)
+		WHERE c.contype = 'c' AND (c.conrelid IN (SELECT oid FROM tables) OR c.contypid IN (SELECT oid FROM types))
+		UNION ALL
+		SELECT 'index ' || i.indexrelid::pg_catalog.regclass, p.proowner, p.pronamespace
+		FROM pg_catalog.pg_index i JOIN tables ON i.indrelid = tables.oid
+		JOIN pg_catalog.pg_depend d ON d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.objid = i.indexrelid
+		    AND d.refclassid = 'pg_catalog.pg_proc'::pg_catalog.regclass
+		JOIN pg_catalog.pg_proc p ON p.oid = d.refobjid
+		UNION ALL
+		SELECT 'generated column ' || a.attname || ' of ' || g.adrelid::pg_catalog.regclass, p.proowner, p.pronamespace
+		FROM pg_catalog.pg_attrdef g JOIN tables ON g.adrelid = tables.oid
+		JOIN pg_catalog.pg_attribute a ON a.attrelid = g.adrelid AND a.attnum = g.adnum AND a.attgenerated <> ''
+		JOIN pg_catalog.pg_depend d ON d.classid = 'pg_catalog.pg_attrdef'::pg_catalog.regclass AND d.objid = g.oid
+		    AND d.refclassid = 'pg_catalog.pg_proc'::pg_catalog.regclass
+		JOIN pg_catalog.pg_proc p ON p.oid = d.refobjid
+		UNION ALL
+		SELECT 'rule ' || r.rulename || ' on ' || r.ev_class::pg_catalog.regclass, c.relowner, 0
+		FROM pg_catalog.pg_rewrite r JOIN tables ON r.ev_class = tables.oid JOIN pg_catalog.pg_class c ON c.oid = r.ev_class
+		WHERE r.ev_enabled <> 'D' AND (r.ev_type = '2' AND pg_catalog.cardinality($2::text[]) > 0 OR r.ev_type = '4' AND $3)
+		UNION ALL
+		SELECT 'policy ' || p.polname || ' on ' || p.polrelid::pg_catalog.regclass, c.relowner, 0
+		FROM pg_catalog.pg_policy p JOIN tables ON p.polrelid = tables.oid JOIN pg_catalog.pg_class c ON c.oid = p.polrelid
+		WHERE pg_catalog.row_security_active(p.polrelid)
+		  AND (0 = ANY (p.polroles) OR EXISTS (SELECT FROM pg_catalog.unnest(p.polroles) r WHERE pg_catalog.pg_has_role(r, 'USAGE')))
+	)
+	SELECT DISTINCT code.what, r.rolname::text FROM code JOIN pg_catalog.pg_roles r ON r.oid = code.owner
+	WHERE NOT r.rolsuper AND r.rolname <> CURRENT_USER AND code.space <> 'pg_catalog'::pg_catalog.regnamespace
+	ORDER BY 1, 2`
+
+// checkForeignCode names what the owners of the sources' tables can make the relay run: it cannot be prevented while the
+// relay writes to their tables, only confined to a role with few rights.
+func checkForeignCode(ctx context.Context, e *exam) ([]Finding, error) {
+	tables, err := e.tables(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var super bool
+	if err := e.tx.QueryRow(ctx, `SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = CURRENT_USER`).Scan(&super); err != nil {
+		return nil, err
+	}
+	var found []Finding
+	for _, table := range tables {
+		code, err := e.foreignCode(ctx, table)
+		if err != nil {
+			return nil, err
+		}
+		if len(code) == 0 {
+			continue
+		}
+		var names []string
+		for _, c := range code {
+			names = append(names, c.String())
+		}
+		report, means := warning, "it can do whatever role "+quote(e.role)+" can"
+		if super {
+			report, means = problem, "role "+quote(e.role)+" is a superuser, so the owner of the table is one, too"
+		}
+		found = append(found, report(fmt.Sprintf("marking or deleting a row of %s runs code of another role: %s", relation(table), strings.Join(names, ", ")), means,
+			&Mend{Do: "read that code; drop or disable it if it has no business there, or give its function to the role that the relay has " +
+				"or to a superuser; and run the relay as a role with the rights of deploy/sql/roles.sql and no other"}).about(table.Source.Name))
+	}
+	return found, nil
+}
+
+func (e *exam) foreignCode(ctx context.Context, table *outbox.Table) ([]foreign, error) {
+	columns := []string{}
+	if table.Marks() {
+		columns = table.MarkColumns()
+	}
+	rows, err := e.tx.Query(ctx, foreignSQL, table.OID, columns, table.Source.Retention > 0)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[foreign])
+}
+
+// checkMessages looks at who may write logical messages. Where a source is made of them, each is an event.
+func checkMessages(ctx context.Context, e *exam) ([]Finding, error) {
+	var found []Finding
+	for _, source := range e.Sources {
+		if source.Messages == "" {
+			continue
+		}
+		open, err := e.texts(ctx, `
+			SELECT p.oid::pg_catalog.regprocedure::text FROM pg_catalog.pg_proc p
+			WHERE p.pronamespace = 'pg_catalog'::pg_catalog.regnamespace AND p.proname = 'pg_logical_emit_message'
+			  AND (p.proacl IS NULL OR EXISTS (SELECT FROM pg_catalog.aclexplode(p.proacl) a WHERE a.grantee = 0 AND a.privilege_type = 'EXECUTE'))
+			ORDER BY 1`)
+		if err != nil {
+			return nil, err
+		}
+		if len(open) == 0 {
+			continue
+		}
+		found = append(found, warning("every role that can connect may write events of this source: PUBLIC has EXECUTE on "+strings.Join(open, " and "),
+			"subscribers get them, signed, like those of the service that the source belongs to",
+			&Mend{Do: "as a superuser, GRANT EXECUTE ON FUNCTION pg_catalog." + strings.TrimPrefix(open[len(open)-1], "pg_catalog.") + " TO the role of that service, and then, " +
+				"for each of these functions, REVOKE EXECUTE ON FUNCTION … FROM PUBLIC"}).about(source.Name))
+	}
+	return found, nil
+}
