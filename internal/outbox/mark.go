@@ -80,6 +80,9 @@ func (t *Table) Mark(ctx context.Context, tx pgx.Tx, slot string, rows []Marked)
 			return result, fmt.Errorf("mark event %q of %s: %w", row.Identity.ID, t.Source.relation(), ErrNotVisible)
 		}
 	}
+	if result.Replaced > 0 && t.OnReplaced != nil {
+		t.OnReplaced(result.Replaced)
+	}
 	return result, nil
 }
 

@@ -21,6 +21,9 @@ type Table struct {
 	Key []string
 	// Published is the column that Mark sets, "" if the table has none.
 	Published string
+	// OnReplaced is called with how many rows hold another event than the one that was to be marked, because an id
+	// or a primary key came again; nil is not called. Set it before the table is used.
+	OnReplaced func(rows int)
 
 	layout   *Layout // over Columns
 	keyTypes []string

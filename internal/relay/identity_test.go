@@ -66,7 +66,7 @@ func TestRelay_marksNoRowThatCameInThePlaceOfItsEvent(t *testing.T) {
 					return context.Cause(ctx)
 				}
 			})
-			o := oneSource(options(t, db, sub), counted(db, definition))
+			o, log := logged(t, oneSource(options(t, db, sub), counted(db, definition)))
 			_, kill := startMortal(t, db, o)
 			insertCounted(db, "old")
 			event := sub.await(t, "1")
@@ -76,6 +76,12 @@ func TestRelay_marksNoRowThatCameInThePlaceOfItsEvent(t *testing.T) {
 			eventually(t, "the slot has passed the old event", passed(t, db, event))
 			if got := db.Int(`SELECT count(*) FROM counted WHERE published_at IS NULL`); got != 1 {
 				t.Error("the mark of the old event has published the new row")
+			}
+			if got := metric(t, o, "walpost_rows_replaced_total", ""); got < 1 {
+				t.Errorf("%v rows are counted, want at least 1", got)
+			}
+			if !strings.Contains(log.String(), "hold other events") {
+				t.Error("the log does not say that the row holds another event")
 			}
 			kill()
 			db.Exec(dropSlot, o.Slot)

@@ -11,6 +11,7 @@ import (
 // metrics outlive the rooms, which are built anew after a repair.
 type metrics struct {
 	elsewhere, failures prometheus.Counter
+	replaced            prometheus.Counter
 	notes               prometheus.Counter
 	silent              prometheus.Gauge
 	repairs             *prometheus.CounterVec
@@ -22,6 +23,10 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		elsewhere: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "walpost_marked_elsewhere_total",
 			Help: "Rows that were published already when they were to be marked.",
+		}),
+		replaced: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "walpost_rows_replaced_total",
+			Help: "Rows that held another event than the one to be marked, because an id or a primary key came again.",
 		}),
 		failures: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "walpost_record_errors_total",
@@ -46,7 +51,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	for _, kind := range []string{slotAnew, slotKept} { // there before the first one
 		m.repairs.WithLabelValues(kind)
 	}
-	reg.MustRegister(m.elsewhere, m.failures, m.notes, m.silent, m.repairs, m.owed)
+	reg.MustRegister(m.elsewhere, m.replaced, m.failures, m.notes, m.silent, m.repairs, m.owed)
 	return m
 }
 

@@ -381,9 +381,16 @@ func (r *Relay) inspect(ctx context.Context) ([]*outbox.Table, error) {
 		for _, warning := range table.Warnings() {
 			r.Log.Warn(warning)
 		}
+		table.OnReplaced = func(rows int) { r.noteReplaced(source.Name, rows) }
 		tables = append(tables, table)
 	}
 	return tables, nil
+}
+
+// noteReplaced counts rows that were not marked because they hold other events.
+func (r *Relay) noteReplaced(source string, rows int) {
+	r.metrics.replaced.Add(float64(rows))
+	r.Log.Warn("rows hold other events than those that were to be marked: an id or a primary key came again; they are not marked for them", "source", source, "rows", rows)
 }
 
 func (r *Relay) messageSources() []*outbox.Source {
