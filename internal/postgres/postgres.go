@@ -59,6 +59,13 @@ func open(ctx context.Context, config *pgxpool.Config, dsn, application string) 
 	if config.ConnConfig.DefaultQueryExecMode != pgx.QueryExecModeCacheStatement {
 		config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec // of the others, the one that asks nothing before
 	}
+	config.BeforeConnect = func(_ context.Context, connecting *pgx.ConnConfig) error {
+		// A password is rotated while the program runs: the passfile is read at each connect, not once.
+		if fresh, err := parse(dsn); err == nil {
+			connecting.Password = fresh.ConnConfig.Password
+		}
+		return nil
+	}
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
 		return nil, Mask(fmt.Errorf("open pool on %s: %w", target(&config.ConnConfig.Config), err), dsn)

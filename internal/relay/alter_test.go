@@ -162,3 +162,21 @@ func TestRelay_losesNothingOfATableThatIsRenamedAndComesBack(t *testing.T) {
 		})
 	}
 }
+
+// S-58: the key outgrows its type while the relay runs. What it knows of the table is read again, for marks and for
+// the debt alike.
+func TestRelay_marksAndPaysAfterTheTypeOfTheKeyHasChanged(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	db.Exec(`ALTER TABLE outbox ALTER COLUMN id TYPE int; ALTER SEQUENCE outbox_id_seq AS int`)
+	sub := keeping(nil)
+	r := streaming(t, options(t, db, sub))
+	insert(db, "small", "a")
+	sub.await(t, "small")
+	eventually(t, "the first mark", func() bool { return unmarked(db) == 0 })
+	db.Exec(`ALTER SEQUENCE outbox_id_seq AS bigint; ALTER TABLE outbox ALTER COLUMN id TYPE bigint; SELECT setval('outbox_id_seq', 3000000000)`)
+	insert(db, "large", "a")
+	sub.await(t, "large")
+	eventually(t, "the mark of the large id", func() bool { return unmarked(db) == 0 })
+	r.shutDown()
+}

@@ -247,7 +247,7 @@ func (r *Relay) live(ctx context.Context, first *session, careful bool, found *s
 		if careful {
 			care.Go(func() { r.endCare(ctx, first, parts, stop) })
 		}
-		r.watch(ctx, first, stop)
+		r.watch(ctx, first, parts, stop)
 		care.Wait()
 	}, stop)
 

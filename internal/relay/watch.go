@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -22,7 +23,7 @@ const (
 
 // watch looks at the slot, the publication and the debt from outside the stream, so that their figures
 // do not vanish while the slot is idle, and a change that the stream does not tell is noticed.
-func (r *Relay) watch(ctx context.Context, s *session, stop context.CancelCauseFunc) {
+func (r *Relay) watch(ctx context.Context, s *session, p *parts, stop context.CancelCauseFunc) {
 	fingerprint := s.fingerprint
 	var held hold
 	var quiet silence
@@ -31,6 +32,7 @@ func (r *Relay) watch(ctx context.Context, s *session, stop context.CancelCauseF
 	for {
 		limited, cancel := context.WithTimeout(ctx, statementLimit)
 		held, quiet = r.observe(limited, held, quiet)
+		r.refreshTables(limited, p.ledger)
 		var err error
 		fingerprint, err = r.publicationChanged(limited, s.tables, fingerprint)
 		lead := r.fence.Check(limited, r.Pool)
@@ -47,6 +49,30 @@ func (r *Relay) watch(ctx context.Context, s *session, stop context.CancelCauseF
 		case <-ctx.Done():
 			return
 		}
+	}
+}
+
+// refreshTables reads again what is known of the sources' tables. A column whose type was changed, or a new primary
+// key, would make marks and reads of the debt fail for ever.
+func (r *Relay) refreshTables(ctx context.Context, ledger *tableLedger) {
+	known := ledger.tables.BySource()
+	var tables []*outbox.Table
+	changed := false
+	for _, source := range r.Sources {
+		if source.Messages != "" {
+			continue
+		}
+		table, err := source.Inspect(ctx, r.Pool)
+		if err != nil {
+			return // who needs the table says so
+		}
+		tables = append(tables, table)
+		changed = changed || !reflect.DeepEqual(table, known[source.Name])
+	}
+	if changed {
+		r.Log.Info("a table was altered; what is known of it is read again", "slot", r.Slot)
+		ledger.tables.Use(tables)
+		r.owed.Use(tables)
 	}
 }
 

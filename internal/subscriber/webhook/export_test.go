@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"net"
+	"net/http"
 
 	"github.com/backendstart/walpost/internal/subscriber"
 )
@@ -18,12 +19,23 @@ func of(sub subscriber.Subscriber) *Webhook {
 
 // Trust makes a webhook believe the certificates of a test's receiver.
 func Trust(sub subscriber.Subscriber, roots *x509.CertPool) {
-	of(sub).transport.TLSClientConfig = &tls.Config{RootCAs: roots}
+	change(sub, func(t *http.Transport) { t.TLSClientConfig = &tls.Config{RootCAs: roots} })
 }
 
 // DialBy has a webhook connect by dial, unchecked.
 func DialBy(sub subscriber.Subscriber, dial func(context.Context, string, string) (net.Conn, error)) {
-	of(sub).transport.DialContext = dial
+	change(sub, func(t *http.Transport) { t.DialContext = dial })
+}
+
+// change makes the connections of a webhook, which has none yet, differ.
+func change(sub subscriber.Subscriber, how func(*http.Transport)) {
+	t := of(sub).transport
+	open := t.open
+	t.open = func() *http.Transport {
+		opened := open()
+		how(opened)
+		return opened
+	}
 }
 
 // CloseIdle closes the connections that a webhook keeps.

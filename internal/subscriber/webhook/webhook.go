@@ -64,7 +64,7 @@ type Options struct {
 // Webhook is a subscriber that posts one event per request. It is safe for concurrent use.
 type Webhook struct {
 	name      string
-	transport *http.Transport
+	transport *transport
 	keys      keys
 	request   *http.Request // what all requests have in common; never changed after New
 	header    http.Header   // of every request; never changed after New
@@ -110,7 +110,7 @@ func New(o Options) (subscriber.Subscriber, error) {
 		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
 	}
 	w.mask = mask.New(o.secrets(target)...)
-	w.transport = newTransport(o)
+	w.transport = &transport{open: func() *http.Transport { return newTransport(o) }}
 	if o.Batch > 1 {
 		return &Batching{w}, nil
 	}
