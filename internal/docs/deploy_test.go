@@ -3,6 +3,7 @@ package docs
 import (
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -134,5 +135,33 @@ func TestCompose_givesEachProcessItsRole(t *testing.T) {
 		if got, want := services[name].DependsOn[after].Condition, "service_completed_successfully"; got != want {
 			t.Errorf("%s waits for %s to be %q, want %q", name, after, got, want)
 		}
+	}
+}
+
+// S-12: what a script fetches and then runs has a hash in this repository, and anything else is not used.
+func TestGetPostgres_usesNothingThatHasAnotherHash(t *testing.T) {
+	folder, cache := t.TempDir(), t.TempDir()
+	ran := filepath.Join(folder, "ran")
+	// A registry that brings something else, which says that it ran as soon as it is looked at.
+	for name, script := range map[string]string{
+		"npm":  "#!/bin/sh\necho theirs >theirs.tgz\n",
+		"tar":  "#!/bin/sh\ntouch " + ran + "\n",
+		"node": "#!/bin/sh\ntouch " + ran + "\n",
+	} {
+		if err := os.WriteFile(filepath.Join(folder, name), []byte(script), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	command := exec.Command("sh", "../../scripts/get-postgres.sh", "17")
+	command.Env = append(os.Environ(), "PATH="+folder+":"+os.Getenv("PATH"), "WALPOST_POSTGRES_CACHE="+cache)
+	output, err := command.CombinedOutput()
+	if err == nil || !strings.Contains(string(output), "not used") {
+		t.Errorf("the script ends with %v: %s", err, output)
+	}
+	if _, err := os.Stat(ran); err == nil {
+		t.Error("what it fetched has run")
+	}
+	if left, _ := os.ReadDir(filepath.Join(cache, "walpost", "postgres")); len(left) != 0 {
+		t.Errorf("it leaves %v", left)
 	}
 }
