@@ -19,7 +19,8 @@ import (
 
 // The model drives tracker, dispatcher, lanes, debt and recorder through random interleavings of
 // commits, failures, outages, unreadable events, crashes, clean stops, pauses, refused writes, ids that are used
-// again, moves of the WAL budget, and subscribers that leave and come back, under virtual time. It compares what the
+// again, moves of the WAL budget, and subscribers that leave and come back, get other names and other filters, under
+// virtual time. It compares what the
 // subscribers got with the plain list of everything that was committed.
 
 // history is what has happened so far.
@@ -38,7 +39,7 @@ func newHistory(seed uint64, plant *plant, log *slog.Logger) *history {
 	h := &history{
 		Rand: rand.New(rand.NewPCG(seed, 1)), plant: plant, log: log, away: make(map[*modelSubscriber]bool),
 		server: &modelServer{end: 8000, confirmed: 8000, recorded: 8000,
-			secured: make(map[string]event.Position), gone: make(map[string]bool), debt: debttest.NewMemory(),
+			known: make(map[string]stored), debt: debttest.NewMemory(),
 			window: ack.Window{Events: 60, Bytes: 1 << 20},
 			lane: lane.Options{
 				Concurrency: 3, Batch: 4, Timeout: 10 * time.Second, StallAfter: 20 * time.Second,
@@ -52,7 +53,6 @@ func newHistory(seed uint64, plant *plant, log *slog.Logger) *history {
 			sub.refuses = 50
 		}
 		h.subs = append(h.subs, sub)
-		h.server.secured[sub.name] = event.Position{}
 	}
 	return h
 }
@@ -61,6 +61,7 @@ func newHistory(seed uint64, plant *plant, log *slog.Logger) *history {
 func (h *history) start(budget int64) {
 	var subs []*modelSubscriber
 	for _, sub := range h.subs {
+		sub.changes(h.server.end, h.away[sub])
 		if !h.away[sub] {
 			subs = append(subs, sub)
 		}
@@ -129,6 +130,18 @@ func (h *history) restart() {
 		} else {
 			h.away[sub] = true
 		}
+	}
+	if sub := h.subs[h.IntN(len(h.subs))]; h.IntN(3) == 0 {
+		sub.filter = []event.Filter{{}, {Events: []string{"t0"}}, {Events: []string{"t1", "t2"}}}[h.IntN(3)]
+	}
+	if sub := h.subs[h.IntN(len(h.subs))]; h.IntN(4) == 0 && !h.away[sub] {
+		h.server.rename(sub.name, sub.name+"'")
+		sub.mu.Lock()
+		sub.name += "'"
+		sub.mu.Unlock()
+	}
+	for h.server.commit(h.Rand, 1+h.IntN(4), 8); h.IntN(3) > 0; { // while no relay runs
+		h.server.commit(h.Rand, 1+h.IntN(4), 8)
 	}
 	h.start([]int64{0, 5000, Unlimited}[h.IntN(3)])
 }
@@ -216,8 +229,11 @@ func (h *history) broken() []string {
 		}
 		for _, txn := range s.commits {
 			for _, e := range txn.events {
-				if txn.commit >= sub.since && !seen[e.id] && !dead[e.id] {
-					complain("P2: %s: %s of %v is neither delivered nor dead; it is there since %v", sub.name, e.id, txn.commit, sub.since)
+				switch must, may := sub.due(txn.commit, e.eventType); {
+				case must && !seen[e.id] && !dead[e.id]:
+					complain("P2: %s: %s of %v is neither delivered nor dead; it is there in %v", sub.name, e.id, txn.commit, sub.spans)
+				case !may && (seen[e.id] || dead[e.id]):
+					complain("%s: %s of %v is not for it and came; it is there in %v", sub.name, e.id, txn.commit, sub.spans)
 				}
 			}
 		}
@@ -261,6 +277,7 @@ func TestModel_findsPlantedBugs(t *testing.T) {
 		"forgets to record": {forgetsRecord: true},
 		"reads backwards":   {readsBackwards: true},
 		"takes ids":         {takesIDs: true},
+		"forgets who left":  {forgetsLeavers: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

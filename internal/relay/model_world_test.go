@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
-	"math"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -32,11 +30,10 @@ import (
 type modelServer struct {
 	mu        sync.Mutex
 	commits   []modelTxn
-	end       event.LSN // of the WAL
-	confirmed event.LSN // what the slot has
-	recorded  event.LSN // walpost.slots.confirmed
-	secured   map[string]event.Position
-	gone      map[string]bool // left the configuration
+	end       event.LSN         // of the WAL
+	confirmed event.LSN         // what the slot has
+	recorded  event.LSN         // walpost.slots.confirmed
+	known     map[string]stored // walpost.subscribers
 	debt      *debttest.Memory
 	ids       int
 	used      int          // event ids since they began at 1 the last time
@@ -52,7 +49,7 @@ type modelTxn struct {
 
 // modelEvent has an id of its own, by which the history knows it and which counts up, and one that the relay sees,
 // which may have been another event's.
-type modelEvent struct{ id, used, key string }
+type modelEvent struct{ id, used, key, eventType string }
 
 // commit writes a transaction of so many events of a few keys.
 func (s *modelServer) commit(r *rand.Rand, events, keys int) {
@@ -62,7 +59,7 @@ func (s *modelServer) commit(r *rand.Rand, events, keys int) {
 	for range events {
 		s.ids++
 		s.used++
-		txn.events = append(txn.events, modelEvent{fmt.Sprintf("e%07d", s.ids), fmt.Sprint(s.used), fmt.Sprintf("k%d", r.IntN(keys))})
+		txn.events = append(txn.events, modelEvent{fmt.Sprintf("e%07d", s.ids), fmt.Sprint(s.used), fmt.Sprintf("k%d", r.IntN(keys)), fmt.Sprintf("t%d", r.IntN(3))})
 	}
 	s.end += event.LSN(8 * (1 + r.IntN(1000)))
 	txn.end = s.end
@@ -73,8 +70,9 @@ func (s *modelServer) commit(r *rand.Rand, events, keys int) {
 type modelSubscriber struct {
 	name     string
 	ordering lane.Ordering
-	refuses  int       // one event in so many is none that it can read; 0 takes all
-	since    event.LSN // everything that commits from here on is for it; owned by the history
+	refuses  int          // one event in so many is none that it can read; 0 takes all
+	filter   event.Filter // of the configuration; owned by the history
+	spans    []span       // what is for it; owned by the history
 	mu       sync.Mutex
 	down     bool            // fails everything
 	hang     bool            // does not answer before the deadline
@@ -84,6 +82,39 @@ type modelSubscriber struct {
 	keys     map[string]string
 	busy     map[string]bool // keys in a call: never two at once
 	over     []string        // broken promises
+}
+
+// span is a time in which a subscriber was in the configuration with one filter, by what committed in it.
+type span struct {
+	from, until event.LSN // until is exclusive, 0 for one that lasts
+	filter      event.Filter
+}
+
+// changes notes the configuration of a start at the end of the WAL.
+func (m *modelSubscriber) changes(end event.LSN, away bool) {
+	if last := len(m.spans) - 1; last >= 0 && m.spans[last].until == 0 {
+		if !away && m.spans[last].filter.Equal(m.filter) {
+			return
+		}
+		m.spans[last].until = end
+	}
+	if !away {
+		m.spans = append(m.spans, span{from: end, filter: m.filter})
+	}
+}
+
+// due tells whether an event must come to the subscriber, and whether it may: what committed before a change of the
+// filter can come by the new one as well.
+func (m *modelSubscriber) due(commit event.LSN, eventType string) (must, may bool) {
+	for i, s := range m.spans {
+		if commit < s.from || s.until != 0 && commit >= s.until {
+			continue
+		}
+		must = s.filter.Takes("model", eventType)
+		later := i+1 < len(m.spans) && m.spans[i+1].from == s.until
+		return must, must || later && m.spans[i+1].filter.Takes("model", eventType)
+	}
+	return false, false
 }
 
 // unreadable reports whether the subscriber can never take an event.
@@ -264,8 +295,9 @@ func (m mortal) Failed(ctx context.Context, sub string, owed []lane.Owed) error 
 func (s *modelServer) raise(sub string, secured event.Position) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if secured.Compare(s.secured[sub]) > 0 {
-		s.secured[sub] = secured
+	if k := s.known[sub]; secured.Compare(k.secured) > 0 {
+		k.secured = secured
+		s.known[sub] = k
 	}
 }
 
@@ -296,36 +328,70 @@ type plant struct {
 	forgetsRecord  bool
 	readsBackwards bool
 	takesIDs       bool // for identities
+	forgetsLeavers bool
 }
 
-// startPositions is Relay.startPositions without Postgres: who is new or back starts at now.
-func (s *modelServer) startPositions(subs []*modelSubscriber) (horizon, confirmed event.LSN, after map[string]event.Position) {
+// startPositions is Relay.startPositions without Postgres.
+func (s *modelServer) startPositions(subs []*modelSubscriber, plant *plant) (horizon, confirmed event.LSN, members []member) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	present := make(map[string]bool)
+	var configured []asked
 	for _, sub := range subs {
-		present[sub.name] = true
-		if s.gone[sub.name] {
-			sub.since = s.end
-			s.secured[sub.name] = event.Position{Epoch: 1, Commit: s.end - 1, Ordinal: math.MaxInt64}
-			delete(s.gone, sub.name)
-		}
+		configured = append(configured, asked{name: sub.name, filter: sub.filter})
 	}
-	for name := range s.secured {
-		if !present[name] {
-			s.gone[name] = true
-		}
+	members = plan(s.known, configured, 1, place{1, s.end})
+	before := s.known
+	s.known = make(map[string]stored)
+	for name := range before {
+		s.known[name] = stored{secured: before[name].secured, goneAt: "then"} // whoever is no member has left for good
 	}
-	return s.end, s.confirmed, maps.Clone(s.secured)
+	for _, m := range members {
+		wanted, err := parseWants([]byte(m.wants.encode()))
+		if err != nil {
+			panic(err)
+		}
+		k := stored{secured: m.after, wants: wanted}
+		if m.left {
+			k.goneAt = "then"
+		}
+		s.known[m.name] = k
+	}
+	if plant.forgetsLeavers {
+		members = members[:len(subs)]
+	}
+	return s.end, s.confirmed, members
+}
+
+// depart is Relay.depart without Postgres.
+func (p *modelProcess) depart(m member) error {
+	if p.dead.Err() != nil {
+		return errDead
+	}
+	if p.server.refuses() {
+		return errFull
+	}
+	p.server.mu.Lock()
+	defer p.server.mu.Unlock()
+	p.server.known[m.name] = stored{secured: m.wants.end(1), goneAt: "then"}
+	return nil
+}
+
+// rename is Relay.carryOver without Postgres.
+func (s *modelServer) rename(before, name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.known[name] = s.known[before]
+	delete(s.known, before)
+	s.debt.Rename(before, name)
 }
 
 // startProcess is Relay.run without Postgres.
 func startProcess(server *modelServer, subs []*modelSubscriber, budget int64, plant *plant, log *slog.Logger) *modelProcess {
 	dead, crash := context.WithCancel(context.Background())
 	run, stop := context.WithCancel(dead)
-	horizon, confirmed, after := server.startPositions(subs)
+	horizon, confirmed, members := server.startPositions(subs, plant)
 	p := &modelProcess{server: server, crash: crash, stop: stop, dead: dead, ended: make(chan struct{}), budget: budget}
-	p.tracker = ack.New(server.window, len(subs), confirmed)
+	p.tracker = ack.New(server.window, len(members), confirmed)
 	var received event.LSN
 	var mu sync.Mutex
 	at := func() event.LSN { mu.Lock(); defer mu.Unlock(); return received }
@@ -347,11 +413,19 @@ func startProcess(server *modelServer, subs []*modelSubscriber, budget int64, pl
 			Crowds:   func() bool { return p.tracker.Crowds(i) },
 			Pressed:  func() bool { return p.tracker.Pressed(i) },
 			Refuse:   func(*event.Event) error { return nil },
-			Secured:  after[sub.name],
+			Secured:  members[i].after,
 		}, vectors.For(sub.name), log)
 		lanes = append(lanes, l)
 		names = append(names, sub.name)
-		routes = append(routes, dispatch.Route{Lane: l, Wants: func(string, string) bool { return true }, After: after[sub.name]})
+		routes = append(routes, dispatch.Route{Lane: l, Wants: sub.filter.Takes, Earlier: members[i].wants.earlier(1, anything), After: members[i].after})
+	}
+	var leavers []*leaver
+	for i, m := range members[len(subs):] {
+		l := newLeaver(m.name, len(subs)+i, p.tracker, mortal{server.debt, p, plant}, log)
+		l.passed = func() bool { return at() >= horizon }
+		l.depart = func(context.Context) error { return p.depart(m) }
+		leavers = append(leavers, l)
+		routes = append(routes, dispatch.Route{Lane: l, Wants: nothing, Earlier: m.wants.earlier(1, anything), After: m.after})
 	}
 	d := dispatch.New(nil, []*outbox.Source{{Name: "model", Messages: "m"}}, routes, p.tracker, 1, 1<<20, dispatch.NewMetrics(reg), log)
 	rec := &recorder{ledger: modelLedger{p}, tracker: p.tracker, log: log, metrics: newMetrics(reg),
@@ -360,6 +434,9 @@ func startProcess(server *modelServer, subs []*modelSubscriber, budget int64, pl
 	var lanesDone, others sync.WaitGroup
 	for _, l := range lanes {
 		lanesDone.Go(func() { _ = l.Run(run, 5*time.Second) })
+	}
+	for _, l := range leavers {
+		lanesDone.Go(func() { _ = l.run(run, dead) })
 	}
 	recording, recorded := context.WithCancel(context.Background())
 	others.Go(func() { rec.run(recording, context.Background()) })
@@ -451,7 +528,7 @@ func frames(txn *modelTxn) [][]byte {
 	begin := append(u64(u64([]byte{'B'}, uint64(txn.commit)), 0), 0, 0, 0, 1)
 	all := [][]byte{begin}
 	for _, e := range txn.events {
-		content := fmt.Sprintf(`{"id":%q,"type":"t","key":%q,"occurred_at":%q,"payload":{}}`, e.used, e.key, e.id)
+		content := fmt.Sprintf(`{"id":%q,"type":%q,"key":%q,"occurred_at":%q,"payload":{}}`, e.used, e.eventType, e.key, e.id)
 		m := append(u64([]byte{'M', 1}, uint64(txn.commit)), 'm', 0)
 		m = binary.BigEndian.AppendUint32(m, uint32(len(content)))
 		all = append(all, append(m, content...))

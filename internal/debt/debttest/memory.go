@@ -66,6 +66,14 @@ func (m *Memory) Discard(subscriber string, e *event.Event) {
 	m.changes++
 }
 
+// Rename gives what a subscriber is owed to another name.
+func (m *Memory) Rename(before, name string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.subscribers[name] = m.of(before)
+	delete(m.subscribers, before)
+}
+
 // Owed returns the subscriber's deliveries in a state, in the order of their positions.
 func (m *Memory) Owed(subscriber string, state lane.State) []lane.Owed {
 	m.mu.Lock()
