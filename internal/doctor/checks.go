@@ -50,6 +50,7 @@ var checks = []check{
 	{id: "slot-reader", fine: "nobody but walpost reads the slot", look: checkSlotReader},
 	{id: "slot-moved", fine: "the slot stands where walpost left it", look: checkSlotMoved},
 	{id: "same-server", fine: "the slot's record belongs to this server and timeline", look: checkSameServer},
+	{id: "positions", fine: "what is recorded of positions can be true", look: checkPositions},
 	{id: "slot-danger", fine: "the slot is far from being lost", look: checkSlotDanger},
 	{id: "old-transaction", fine: "no transaction has been open for long", look: checkOldTransactions},
 	{id: "other-slots", fine: "no other slot that nobody reads keeps WAL", look: checkOtherSlots},

@@ -117,6 +117,44 @@ func checkSameServer(ctx context.Context, e *exam) ([]Finding, error) {
 		"after a failover or a restore the slot may stand beyond events that this server's tables still have to send", e.dropSlot())}, nil
 }
 
+// checkPositions looks for positions that a relay would not believe: relay.readSubscribers has the same rules.
+func checkPositions(ctx context.Context, e *exam) ([]Finding, error) {
+	known, err := e.record(ctx)
+	if err != nil || known == nil || known.state != "ready" {
+		return nil, err
+	}
+	if e.recovery {
+		return []Finding{unknown("not examined", "the server is a standby")}, nil
+	}
+	rows, err := e.tx.Query(ctx, `
+		SELECT pg_catalog.format('%s is recorded as confirmed of the slot, beyond %s, the end of the WAL', k.confirmed, w.lsn)
+		FROM walpost.slots k, (SELECT pg_catalog.pg_current_wal_insert_lsn() AS lsn) w WHERE k.slot = $1 AND k.confirmed > w.lsn
+		UNION ALL
+		SELECT pg_catalog.format('the position of subscriber "%s" ', s.name) || CASE
+			WHEN s.system_id <> k.system_id THEN 'is of another server'
+			WHEN s.secured_epoch <> k.epoch THEN pg_catalog.format('is of epoch %s, and the slot is in epoch %s', s.secured_epoch, k.epoch)
+			WHEN greatest(s.secured_commit, s.finished_commit) > w.lsn THEN
+				pg_catalog.format('is %s, beyond %s, the end of the WAL', greatest(s.secured_commit, s.finished_commit), w.lsn)
+			ELSE 'says that more is finished than is finished or owed' END
+		FROM walpost.subscribers s JOIN walpost.slots k USING (slot), (SELECT pg_catalog.pg_current_wal_insert_lsn() AS lsn) w
+		WHERE s.slot = $1 AND (s.gone_at IS NULL OR s.wants <> '[]')
+		AND (s.secured_epoch, s.secured_commit, s.secured_ordinal, s.finished_epoch, s.finished_commit, s.finished_ordinal) <> (0, '0/0', 0, 0, '0/0', 0)
+		AND (s.system_id <> k.system_id OR s.secured_epoch <> k.epoch OR greatest(s.secured_commit, s.finished_commit) > w.lsn
+			OR (s.finished_epoch, s.finished_commit, s.finished_ordinal) > (s.secured_epoch, s.secured_commit, s.secured_ordinal))
+		ORDER BY 1`, e.Slot)
+	if err != nil {
+		return nil, fmt.Errorf("read positions: %w", err)
+	}
+	var found []Finding
+	var text string
+	_, err = pgx.ForEachRow(rows, []any{&text}, func() error {
+		found = append(found, problem(text, "that cannot be, so somebody else wrote it, and it says nothing about what was delivered",
+			&Mend{Do: "restart the relay: it does not believe the position, and sends what is unpublished from the tables"}))
+		return nil
+	})
+	return found, err
+}
+
 func checkSlotDanger(ctx context.Context, e *exam) ([]Finding, error) {
 	slot, err := e.slot(ctx)
 	if err != nil || slot == nil || slot.Lost() || slot.SafeBytes == nil {
