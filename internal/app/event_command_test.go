@@ -91,6 +91,19 @@ func TestStatus_showsAnOutageFromItsBeginning(t *testing.T) {
 	d.says("status", "nobody reads the slot")
 }
 
+// S-72
+func TestStatus_namesAPositionThatCannotBeTrue(t *testing.T) {
+	d := newDeskTest(t)
+	relay, _ := d.relay()
+	d.stop(relay)
+	if text := d.says("status", "rec"); strings.Contains(text, "cannot be") {
+		t.Errorf("all is well, but the status says\n%s", text)
+	}
+	d.Exec(`UPDATE walpost.subscribers SET secured_commit = 'FFFF/0' WHERE name = 'rec'`)
+	d.says("status", "rec: its position FFFF/0 lies beyond", "restart the relay")
+	d.says("status --json", `"not_believed": "its position FFFF/0`)
+}
+
 // WAL that others write is confirmed in large steps, and nobody is behind for it.
 func TestStatus_putsNobodyBehindForTheWALOfOthers(t *testing.T) {
 	d := newDeskTest(t)

@@ -166,6 +166,11 @@ func printSubscribers(w io.Writer, s ops.Status) {
 		waiting, dead = waiting+sub.Waiting.Deliveries, dead+sub.Dead.Deliveries
 	}
 	columns(w, rows)
+	for _, sub := range s.Subscribers {
+		if sub.NotBelieved != "" {
+			fmt.Fprintf(w, "\n%s: %s. That cannot be: restart the relay, which does not believe it and sends what is unpublished.\n", plain(sub.Name, 64), plain(sub.NotBelieved, 200))
+		}
+	}
 	switch {
 	case dead > 0:
 		fmt.Fprintf(w, "\n%s wait for a person: walpost deadletters list\n", plural(dead))

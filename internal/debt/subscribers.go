@@ -10,6 +10,7 @@ import (
 
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/lane"
+	"github.com/backendstart/walpost/internal/store"
 )
 
 // ErrNoSubscriber means that nothing is recorded of a subscriber of that name.
@@ -25,6 +26,8 @@ type SubscriberRow struct {
 	Finished, Secured event.Position
 	// LastSeen is when a relay last wrote its position: at its start, and whenever something was finished.
 	LastSeen time.Time
+	// Doubt is why its positions cannot be true, "" if they can.
+	Doubt string
 	// Waiting and Dead are what it is owed.
 	Waiting, Dead Sum
 }
@@ -44,8 +47,9 @@ func (s *Store) Subscribers(ctx context.Context) ([]SubscriberRow, error) {
 		SELECT s.name, s.state = 'paused', s.gone_at, s.last_seen,
 		       s.finished_epoch, s.finished_commit::text, s.finished_ordinal,
 		       s.secured_epoch, s.secured_commit::text, s.secured_ordinal,
+		       coalesce(`+store.DoubtPosition+`, ''),
 		       w.number, w.epoch, w.commit_lsn, w.ordinal, w.since, d.number, d.epoch, d.commit_lsn, d.ordinal, d.since
-		FROM walpost.subscribers s, `+sumSQL(lane.StateWaiting)+` w, `+sumSQL(lane.StateDead)+` d
+		FROM walpost.subscribers s LEFT JOIN walpost.slots k USING (slot), `+sumSQL(lane.StateWaiting)+` w, `+sumSQL(lane.StateDead)+` d
 		WHERE s.slot = $1 ORDER BY s.name`, s.slot)
 	if err != nil {
 		return nil, fmt.Errorf("list subscribers: %w", err)
@@ -56,7 +60,7 @@ func (s *Store) Subscribers(ctx context.Context) ([]SubscriberRow, error) {
 		positions := []*event.Position{&r.Finished, &r.Secured, &r.Waiting.Oldest, &r.Dead.Oldest}
 		commits := make([]string, len(positions))
 		err := row.Scan(&r.Name, &r.Paused, &gone, &r.LastSeen,
-			&r.Finished.Epoch, &commits[0], &r.Finished.Ordinal, &r.Secured.Epoch, &commits[1], &r.Secured.Ordinal,
+			&r.Finished.Epoch, &commits[0], &r.Finished.Ordinal, &r.Secured.Epoch, &commits[1], &r.Secured.Ordinal, &r.Doubt,
 			&r.Waiting.Number, &r.Waiting.Oldest.Epoch, &commits[2], &r.Waiting.Oldest.Ordinal, &waiting,
 			&r.Dead.Number, &r.Dead.Oldest.Epoch, &commits[3], &r.Dead.Oldest.Ordinal, &dead)
 		for i := 0; i < len(positions) && err == nil; i++ {

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/store"
 )
 
 func checkSlot(ctx context.Context, e *exam) ([]Finding, error) {
@@ -117,7 +118,7 @@ func checkSameServer(ctx context.Context, e *exam) ([]Finding, error) {
 		"after a failover or a restore the slot may stand beyond events that this server's tables still have to send", e.dropSlot())}, nil
 }
 
-// checkPositions looks for positions that a relay would not believe: relay.readSubscribers has the same rules.
+// checkPositions looks for positions that a relay would not believe.
 func checkPositions(ctx context.Context, e *exam) ([]Finding, error) {
 	known, err := e.record(ctx)
 	if err != nil || known == nil || known.state != "ready" {
@@ -127,21 +128,12 @@ func checkPositions(ctx context.Context, e *exam) ([]Finding, error) {
 		return []Finding{unknown("not examined", "the server is a standby")}, nil
 	}
 	rows, err := e.tx.Query(ctx, `
-		SELECT pg_catalog.format('%s is recorded as confirmed of the slot, beyond %s, the end of the WAL', k.confirmed, w.lsn)
-		FROM walpost.slots k, (SELECT pg_catalog.pg_current_wal_insert_lsn() AS lsn) w WHERE k.slot = $1 AND k.confirmed > w.lsn
-		UNION ALL
-		SELECT pg_catalog.format('the position of subscriber "%s" ', s.name) || CASE
-			WHEN s.system_id <> k.system_id THEN 'is of another server'
-			WHEN s.secured_epoch <> k.epoch THEN pg_catalog.format('is of epoch %s, and the slot is in epoch %s', s.secured_epoch, k.epoch)
-			WHEN greatest(s.secured_commit, s.finished_commit) > w.lsn THEN
-				pg_catalog.format('is %s, beyond %s, the end of the WAL', greatest(s.secured_commit, s.finished_commit), w.lsn)
-			ELSE 'says that more is finished than is finished or owed' END
-		FROM walpost.subscribers s JOIN walpost.slots k USING (slot), (SELECT pg_catalog.pg_current_wal_insert_lsn() AS lsn) w
-		WHERE s.slot = $1 AND (s.gone_at IS NULL OR s.wants <> '[]')
-		AND (s.secured_epoch, s.secured_commit, s.secured_ordinal, s.finished_epoch, s.finished_commit, s.finished_ordinal) <> (0, '0/0', 0, 0, '0/0', 0)
-		AND (s.system_id <> k.system_id OR s.secured_epoch <> k.epoch OR greatest(s.secured_commit, s.finished_commit) > w.lsn
-			OR (s.finished_epoch, s.finished_commit, s.finished_ordinal) > (s.secured_epoch, s.secured_commit, s.secured_ordinal))
-		ORDER BY 1`, e.Slot)
+		SELECT doubt FROM (
+			SELECT `+store.DoubtConfirmed+` AS doubt FROM walpost.slots k WHERE k.slot = $1
+			UNION ALL
+			SELECT pg_catalog.format('subscriber "%s": ', s.name) || `+store.DoubtPosition+`
+			FROM walpost.subscribers s JOIN walpost.slots k USING (slot) WHERE s.slot = $1) d
+		WHERE doubt IS NOT NULL ORDER BY 1`, e.Slot)
 	if err != nil {
 		return nil, fmt.Errorf("read positions: %w", err)
 	}

@@ -55,10 +55,12 @@ const (
 
 // Subscriber is what is recorded of a subscriber.
 type Subscriber struct {
-	Name     string    `json:"name"`
-	State    string    `json:"state"`
-	GoneAt   time.Time `json:"gone_at,omitzero"`
-	LastSeen time.Time `json:"last_seen"` // when a relay last wrote its position
+	Name   string    `json:"name"`
+	State  string    `json:"state"`
+	GoneAt time.Time `json:"gone_at,omitzero"`
+	// NotBelieved is why its recorded position cannot be true; the next start of a relay repairs.
+	NotBelieved string    `json:"not_believed,omitempty"`
+	LastSeen    time.Time `json:"last_seen"` // when a relay last wrote its position
 	// Finished and Secured are up to where everything is finished, and finished or owed.
 	Finished string `json:"finished"`
 	Secured  string `json:"secured"`
@@ -153,7 +155,7 @@ func (s *Status) Tell(p relay.Progress) {
 
 func subscriberOf(row debt.SubscriberRow, slot *wal.Slot, epoch int32) Subscriber {
 	s := Subscriber{
-		Name: row.Name, State: Live, GoneAt: row.Gone, LastSeen: row.LastSeen,
+		Name: row.Name, State: Live, GoneAt: row.Gone, NotBelieved: row.Doubt, LastSeen: row.LastSeen,
 		Finished: row.Finished.String(), Secured: row.Secured.String(), FinishedLSN: row.Finished.Commit.String(),
 		Waiting: Owed{row.Waiting.Number, row.Waiting.Since}, Dead: Owed{row.Dead.Number, row.Dead.Since},
 	}

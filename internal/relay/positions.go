@@ -12,6 +12,7 @@ import (
 	"github.com/backendstart/walpost/internal/ack"
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/internal/store"
 )
 
 // names lists the subscribers in the order of their numbers.
@@ -25,31 +26,10 @@ func (r *Relay) names() []string {
 
 // stored is what walpost.subscribers says of a subscriber.
 type stored struct {
-	system            string // of the server that the positions belong to
-	finished, secured event.Position
-	goneAt            string // since when it has left the configuration, "" while it has not
-	wants             wants
-	doubt             string // why its positions are not believed, "" if they are
-}
-
-// unbelievable says why the positions cannot be true on a server whose WAL ends at end, or "". A position of zero
-// claims nothing.
-func (k stored) unbelievable(system string, end place) string {
-	switch none := (event.Position{}); {
-	case k.goneAt != "" && len(k.wants) == 0: // it has left, and begins at now should it come back
-		return ""
-	case k.secured == none && k.finished == none:
-		return ""
-	case k.system != system:
-		return fmt.Sprintf("its position is of server %q, and the slot is read from server %q", k.system, system)
-	case k.secured.Epoch != end.Epoch:
-		return fmt.Sprintf("its position %v is of epoch %d, and the slot is in epoch %d", k.secured, k.secured.Epoch, end.Epoch)
-	case max(k.secured.Commit, k.finished.Commit) > end.LSN:
-		return fmt.Sprintf("its position %v lies beyond %v, the end of the WAL", max(k.secured.Commit, k.finished.Commit), end.LSN)
-	case k.finished.Compare(k.secured) > 0:
-		return fmt.Sprintf("everything up to %v is said to be finished, and only up to %v to be finished or owed", k.finished, k.secured)
-	}
-	return ""
+	secured event.Position
+	goneAt  string // since when it has left the configuration, "" while it has not
+	wants   wants
+	doubt   string // why its positions are not believed, "" if they are
 }
 
 // position is from where the subscriber goes on: where nothing can be believed, at the beginning of the slot.
@@ -66,20 +46,16 @@ func (r *Relay) readSubscribers(ctx context.Context, s *session) error {
 	known := make(map[string]stored)
 	err := postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) error {
 		rows, err := tx.Query(ctx, `
-			SELECT name, system_id, secured_epoch, secured_commit::text, secured_ordinal,
-			       finished_epoch, finished_commit::text, finished_ordinal, coalesce(gone_at::text, ''), wants::text
-			FROM walpost.subscribers WHERE slot = $1`, r.Slot)
+			SELECT s.name, s.secured_epoch, s.secured_commit::text, s.secured_ordinal, coalesce(s.gone_at::text, ''), s.wants::text,
+			       coalesce(`+store.DoubtPosition+`, '')
+			FROM walpost.subscribers s LEFT JOIN walpost.slots k USING (slot) WHERE s.slot = $1`, r.Slot)
 		if err != nil {
 			return err
 		}
-		var name, secured, finished, text string
+		var name, secured, text string
 		var k stored
-		_, err = pgx.ForEachRow(rows, []any{&name, &k.system, &k.secured.Epoch, &secured, &k.secured.Ordinal,
-			&k.finished.Epoch, &finished, &k.finished.Ordinal, &k.goneAt, &text}, func() (err error) {
+		_, err = pgx.ForEachRow(rows, []any{&name, &k.secured.Epoch, &secured, &k.secured.Ordinal, &k.goneAt, &text, &k.doubt}, func() (err error) {
 			if k.secured.Commit, err = event.ParseLSN(secured); err != nil {
-				return err
-			}
-			if k.finished.Commit, err = event.ParseLSN(finished); err != nil {
 				return err
 			}
 			if k.wants, err = parseWants([]byte(text)); err != nil {
@@ -96,12 +72,6 @@ func (r *Relay) readSubscribers(ctx context.Context, s *session) error {
 	})
 	if err != nil {
 		return fmt.Errorf("read positions of the subscribers: %w", err)
-	}
-	if s.record != nil {
-		for name, k := range known {
-			k.doubt = k.unbelievable(s.record.system.ID, place{s.record.epoch, s.end})
-			known[name] = k
-		}
 	}
 	s.known = known
 	return nil
@@ -152,7 +122,7 @@ func (r *Relay) restartPositions(ctx context.Context, tx pgx.Tx, s *session) err
 	}
 	for _, name := range names {
 		k := s.known[name]
-		k.secured, k.finished = event.Position{Epoch: s.epoch}, event.Position{Epoch: s.epoch}
+		k.secured = event.Position{Epoch: s.epoch}
 		s.known[name] = k
 	}
 	return nil
