@@ -141,6 +141,9 @@ func printStatus(w io.Writer, s ops.Status) {
 	} else {
 		fmt.Fprintf(w, "No relay has led yet; %s.\n", running)
 	}
+	for _, stranger := range s.Strangers {
+		fmt.Fprintf(w, "  %s: it stops nothing, but it is no relay.\n", plain(stranger.String(), 120))
+	}
 	fmt.Fprintln(w)
 	printSubscribers(w, s)
 }

@@ -33,6 +33,7 @@ var checks = []check{
 	{id: "idle-slot-timeout", fine: "no slot is taken away for being idle", look: checkIdleSlotTimeout},
 	{id: "commit-timestamps", fine: "commit times are recorded", look: checkCommitTimestamps},
 	{id: "track-activities", fine: "sessions show what they do", look: checkTrackActivities},
+	{id: "advisory-locks", fine: "no other role is at the advisory locks of the relay", look: checkAdvisoryLocks},
 	{id: "handler-timeout", fine: "a stop, and debt, wait as long as a handler may take", look: checkHandlerTimeout},
 
 	{id: "source-table", fine: "the tables of the sources are understood", look: checkSourceTables},

@@ -256,6 +256,8 @@ var relayFaults = []fault{
 	{name: "is off in the connection string", check: "track-activities", level: doctor.Warning, says: "track_activities is off",
 		seed: func(w *world) { w.options.DatabaseURL += "&options=-c%20track_activities%3Doff" },
 		do:   func(w *world) { w.options.DatabaseURL = w.db.DSN }},
+	{name: "held by a role that may only connect", check: "advisory-locks", level: doctor.Warning, says: "holds an advisory lock of this slot",
+		seed: func(w *world) { w.end = w.holdLock(w.options.Slot) }, do: func(w *world) { w.end() }},
 	{name: "is longer than drain", check: "handler-timeout", level: doctor.Warning, says: "longer than drain",
 		seed: func(w *world) { w.options.Subscribers[0].Timeout = 30 * time.Second }, do: func(w *world) { w.options.Drain = time.Minute }},
 	{name: "is longer than stall_after", check: "handler-timeout", level: doctor.Warning, says: "longer than stall_after",

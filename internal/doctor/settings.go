@@ -8,6 +8,9 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/internal/store"
 )
 
 // setting is a row of pg_settings.
@@ -207,6 +210,23 @@ func checkTrackActivities(ctx context.Context, e *exam) ([]Finding, error) {
 		return nil, err
 	}
 	return []Finding{warning("track_activities is off", "a standby relay cannot see that the leader has fallen silent, so it takes over late or not at all", e.set(tracked, "on"))}, nil
+}
+
+// checkAdvisoryLocks prints no statement: whose session it is only a person can find out.
+func checkAdvisoryLocks(ctx context.Context, e *exam) ([]Finding, error) {
+	strangers, err := store.FindStrangers(ctx, e.tx, e.Slot)
+	switch code := postgres.Code(err); {
+	case code == "42P01" || code == "3F000": // undefined_table, invalid_schema_name: the check schema has its say
+		return nil, nil
+	case err != nil:
+		return nil, err
+	}
+	var found []Finding
+	for _, s := range strangers {
+		found = append(found, warning(s.String(), "it keeps no relay from leading, but nothing other than a relay has a use for these locks",
+			&Mend{Do: fmt.Sprintf("find out whose session pid %d is, and what role %q is for; end the session, or take CONNECT from the role", s.PID, s.Role)}))
+	}
+	return found, nil
 }
 
 // checkHandlerTimeout has no word on wal_sender_timeout: the relay pins it for its session, and answers the

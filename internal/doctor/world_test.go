@@ -41,6 +41,7 @@ type world struct {
 	server  *pgserver.Server
 	db      *testdb.DB
 	options doctor.Options
+	end     func() // of what a fault has begun
 }
 
 // newServerWithArguments returns a sound server whose postgres gets what stands in a file "arguments" of its folder.
@@ -162,6 +163,27 @@ func (w *world) wal(segments int) {
 func (w *world) role(attributes string) string {
 	w.t.Helper()
 	return w.roleNamed(w.db.Name+"_role", attributes)
+}
+
+// holdLock lets a role that may only connect hold the advisory lock that is made of a slot's name.
+func (w *world) holdLock(slot string) (end func()) {
+	w.t.Helper()
+	ours := w.options.DatabaseURL
+	w.roleNamed(w.db.Name+"_stranger", "")
+	conn, err := pgx.Connect(w.t.Context(), w.options.DatabaseURL)
+	w.options.DatabaseURL = ours
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if _, err := conn.Exec(w.t.Context(), `SELECT pg_advisory_lock(hashtextextended('walpost/' || $1, 0))`, slot); err != nil {
+		w.t.Fatal(err)
+	}
+	return func() {
+		_ = conn.Close(context.WithoutCancel(w.t.Context()))
+		w.await("the end of the session", func() bool {
+			return w.db.Int(`SELECT count(*) FROM pg_stat_activity WHERE pid = $1`, conn.PgConn().PID()) == 0
+		})
+	}
 }
 
 func (w *world) roleNamed(name, attributes string) string {

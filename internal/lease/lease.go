@@ -282,7 +282,7 @@ func (l *Lease) mayAsk(ctx context.Context) error {
 
 // StandsBy reports whether another relay of the slot stands by. It opens a session of its own for the question.
 func (l *Lease) StandsBy(ctx context.Context) (bool, error) {
-	conn, err := l.connect(ctx)
+	conn, err := l.dial(ctx)
 	if err != nil {
 		return false, err
 	}
@@ -374,7 +374,7 @@ func (l *Lease) session(ctx context.Context) error {
 	return err
 }
 
-func (l *Lease) connect(ctx context.Context) (*pgx.Conn, error) {
+func (l *Lease) dial(ctx context.Context) (*pgx.Conn, error) {
 	// An election must not wait for a standby: who leads says nothing that the standby's server would need.
 	config, err := postgres.DirectConfig(l.URL, l.Application(), postgres.Pin{Name: "synchronous_commit", Value: "local"})
 	if err != nil {
@@ -385,6 +385,16 @@ func (l *Lease) connect(ctx context.Context) (*pgx.Conn, error) {
 	conn, err := pgx.ConnectConfig(ctx, config)
 	if err != nil {
 		return nil, postgres.ConnectError(err, l.URL)
+	}
+	return conn, nil
+}
+
+func (l *Lease) connect(ctx context.Context) (*pgx.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, connectLimit)
+	defer cancel()
+	conn, err := l.dial(ctx)
+	if err != nil {
+		return nil, err
 	}
 	if l.Check != nil {
 		if err := l.Check(ctx, conn); err != nil {

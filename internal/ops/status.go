@@ -19,6 +19,8 @@ type Status struct {
 	Slot        Slot         `json:"slot"`
 	Leader      *Leader      `json:"leader,omitempty"` // nil before the first
 	Subscribers []Subscriber `json:"subscribers"`
+	// Strangers are sessions of other roles at the advisory locks by which relays show that they live. They stop nothing.
+	Strangers []store.Stranger `json:"strangers,omitempty"`
 }
 
 // Slot is the replication slot. Sizes are in bytes.
@@ -100,6 +102,9 @@ func (d *Desk) Status(ctx context.Context) (Status, error) {
 	}
 	if term > 0 {
 		s.Leader = &Leader{holder, term}
+	}
+	if s.Strangers, err = store.FindStrangers(ctx, d.pool, d.slot); err != nil {
+		return s, err
 	}
 	slot, err := wal.FindSlot(ctx, d.pool, d.slot)
 	if err != nil {

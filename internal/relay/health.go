@@ -49,10 +49,19 @@ func (r *Relay) Health() Health {
 	r.mu.Lock()
 	r.leaveStuckLocked()
 	state, problem, found, tracker, recorder := r.state, r.problem, []string{r.trouble, r.held, r.silent}, r.tracker, r.recorder
+	strangers := r.strangers
 	r.mu.Unlock()
 	h := Health{State: state, Ready: state == Streaming || state == Waiting}
 	if problem != "" {
 		h.Problems = append(h.Problems, problem)
+	}
+	for _, s := range strangers { // it keeps the relay from nothing
+		h.Problems = append(h.Problems, fmt.Sprintf("%v: it stops nothing, but it is no relay; find out whose it is, and end it: SELECT pg_terminate_backend(%d)", s, s.PID))
+	}
+	if silent, why := r.reach.silence(); silent > reachInterval+reachLimit {
+		h.Ready = false
+		h.Problems = append(h.Problems, fmt.Sprintf("the relay's own connections have not reached Postgres for %v: %v; look at what lies between, such as a pooler",
+			silent.Round(time.Second), why))
 	}
 	for _, trouble := range found {
 		if trouble != "" {

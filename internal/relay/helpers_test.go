@@ -232,6 +232,24 @@ func (l *line) swallow() {
 	l.holes = make(chan struct{})
 }
 
+// deafen lets nothing through any more, on new connections neither, until restart.
+func (l *line) deafen() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	close(l.holes)
+}
+
+// restart ends every connection; new ones work again.
+func (l *line) restart() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for c := range l.conns {
+		c.Close()
+	}
+	clear(l.conns)
+	l.holes = make(chan struct{})
+}
+
 // swallowing is one direction of a connection.
 type swallowing struct {
 	net.Conn

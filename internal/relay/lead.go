@@ -82,6 +82,13 @@ func (r *Relay) keepLead(ctx context.Context, lanes []*lane.Lane, stop context.C
 			}
 		case lease.Held && checked != lease.Tenure:
 			limited, cancel := context.WithTimeout(ctx, statementLimit)
+			go func() { // the lanes are suspended when the lease is lost, also while nothing answers
+				select {
+				case <-lease.Changed:
+					cancel()
+				case <-limited.Done():
+				}
+			}()
 			err := r.fence.Check(limited, r.Pool)
 			cancel()
 			switch why := asChanged(err); {

@@ -138,6 +138,9 @@ type Relay struct {
 	recorder *recorder        // the same
 	moved    movement         // guarded by mu
 	lost     map[string]int64 // events that nobody can send any more, by subscriber; guarded by mu
+
+	reach     *reach
+	strangers []store.Stranger // at the relay's advisory locks; guarded by mu
 }
 
 // New makes a relay and registers its metrics.
@@ -151,11 +154,12 @@ func New(o Options) *Relay {
 		dispatch: dispatch.NewMetrics(o.Registry),
 		metrics:  newMetrics(o.Registry),
 		state:    Starting,
+		reach:    newReach(o.Pool),
 	}
 	r.owed = debt.NewStore(o.Pool, o.Slot).Within(r.fence).Limit(o.MaxEvent)
 	r.registerMetrics()
 	if o.Lease != nil {
-		o.Lease.Notified, o.Lease.Check = r.notified, r.checkLease
+		o.Lease.Notified, o.Lease.Check, o.Lease.Works = r.notified, r.checkLease, r.reach.works
 	}
 	return r
 }
@@ -163,11 +167,13 @@ func New(o Options) *Relay {
 // Run streams until ctx ends and everything in hand is finished or the drain is over. It comes back from
 // every loss of Postgres by itself; it returns an error when a person must act.
 func (r *Relay) Run(ctx context.Context) error {
+	var keeping sync.WaitGroup
+	keep, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer keeping.Wait()
+	defer end()
+	keeping.Go(func() { r.watchStrangers(keep) })
 	if r.Lease != nil {
-		var keeping sync.WaitGroup
-		keep, end := context.WithCancel(context.WithoutCancel(ctx))
-		defer keeping.Wait()
-		defer end()
+		keeping.Go(func() { r.watchReach(keep) })
 		keeping.Go(func() { r.Lease.Run(keep) })
 	}
 	err := r.run(ctx)

@@ -340,7 +340,12 @@ func (r *Relay) checkLease(ctx context.Context, session lease.Session) error {
 	if err != nil {
 		return err
 	}
-	ours, err := wal.PlaceOf(ctx, r.Pool)
+	if _, away := r.reach.silence(); away != nil {
+		return nil
+	}
+	limited, cancel := context.WithTimeout(ctx, reachInterval)
+	defer cancel()
+	ours, err := wal.PlaceOf(limited, r.Pool)
 	if err != nil {
 		return nil
 	}

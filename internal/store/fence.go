@@ -40,6 +40,8 @@ type Fence struct {
 	term  int64     // guarded by mu
 	where string    // system identifier and timeline; guarded by mu
 	known event.LSN // the recorded LSN is at least this; guarded by mu
+
+	records int // how often Recorded was called; guarded by mu
 }
 
 // NewFence returns the fence of a slot, without a leadership yet.
@@ -129,6 +131,14 @@ func (f *Fence) Recorded(confirmed event.LSN) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.known = max(f.known, confirmed)
+	f.records++
+}
+
+// Records is how often something was recorded.
+func (f *Fence) Records() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.records
 }
 
 // Restart tells that the record in walpost.slots was written anew, and from where the slot begins: this may be
