@@ -60,6 +60,35 @@ func TestOnce_keepsSubscribersAndSlotsApart(t *testing.T) {
 	}
 }
 
+// S-35, S-36: an id is unique within its source, and only at a time.
+func TestOnce_keepsSourcesAndOccurrencesApart(t *testing.T) {
+	db := testdb.New(t)
+	var all []subscriber.Delivery
+	for _, source := range []string{"bills", "games"} {
+		for _, occurrence := range []string{"then", "now"} {
+			d := lessonOf(1, "go", 1)
+			e := *d.Event
+			e.Source, e.Occurrence = source, occurrence
+			d.Event = &e
+			all = append(all, d)
+		}
+	}
+	if got := once(t, db, "s", "n", all[:1]); len(got) != 1 {
+		t.Errorf("the first one: %d are fresh, want it", len(got))
+	}
+	if got := once(t, db, "s", "n", all); len(got) != 3 {
+		t.Errorf("all of one id: %d are fresh, want the 3 others", len(got))
+	}
+	if got := once(t, db, "s", "n", all); got != nil {
+		t.Errorf("once more: %d are fresh, want none", len(got))
+	}
+	// A replay asks for one of them again.
+	all[2].Again = time.Now().Add(time.Hour)
+	if got := once(t, db, "s", "n", all); len(got) != 1 {
+		t.Errorf("after a replay of one: %d are fresh, want 1", len(got))
+	}
+}
+
 func TestOnce_forgetsTheEventsWhenTheEffectFails(t *testing.T) {
 	db := testdb.New(t)
 	batch := []subscriber.Delivery{lessonOf(1, "go", 1), lessonOf(1, "go", 2)}
