@@ -15,6 +15,7 @@ import (
 	"github.com/backendstart/walpost/internal/httpapi"
 	"github.com/backendstart/walpost/internal/mask"
 	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/internal/printable"
 	"github.com/backendstart/walpost/migrations"
 )
 
@@ -259,6 +260,9 @@ func writeJSON(w io.Writer, value any) error {
 
 // isTerminal reports whether a person may be at the other end of a reader or writer.
 func isTerminal(stream any) bool {
+	if writer, ok := stream.(*printable.Writer); ok {
+		stream = writer.Out
+	}
 	file, ok := stream.(*os.File)
 	if !ok {
 		return false

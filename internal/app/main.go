@@ -19,6 +19,7 @@ import (
 	"github.com/backendstart/walpost/internal/config"
 	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/mask"
+	"github.com/backendstart/walpost/internal/printable"
 	"github.com/backendstart/walpost/internal/wal"
 	"github.com/backendstart/walpost/migrations"
 )
@@ -48,6 +49,7 @@ func Main(ctx context.Context, process Process) int {
 	if process.Subscribers == nil {
 		process.Subscribers = Subscribers()
 	}
+	process.Stdout, process.Stderr = &printable.Writer{Out: process.Stdout}, &printable.Writer{Out: process.Stderr}
 	shown := false // --help has been asked for and answered
 	var commands commands
 	parser, err := config.NewParser(&commands, process.Lookup, process.Subscribers.names(),

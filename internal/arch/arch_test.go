@@ -35,6 +35,7 @@ var rooms = []room{
 	{"slab", ""},
 	{"safefile", ""},
 	{"mask", ""},
+	{"printable", ""},
 	{"config", "event safefile"},
 	{"logs", ""},
 	{"postgres", ""},
@@ -52,7 +53,7 @@ var rooms = []room{
 	{"ack", "event slab"},
 	{"store", "event postgres"},
 	{"subscriber", "event mask postgres store"},
-	{"subscriber/webhook", "event mask subscriber"},
+	{"subscriber/webhook", "event mask printable subscriber"},
 	{"lane", "ack event slab subscriber"},
 	{"debt", "event lane outbox postgres store"},
 	{"replay", "debt event outbox postgres store"},
@@ -60,13 +61,13 @@ var rooms = []room{
 	{"dispatch", "ack event lane outbox pgoutput"},
 	{"relay", "ack debt dispatch event lane lease outbox pgoutput postgres replay store subscriber wal"},
 	{"doctor", "event outbox postgres store wal"},
-	{"ops", "debt event lane outbox postgres relay replay store strictjson wal"},
+	{"ops", "debt event lane outbox postgres printable relay replay store strictjson wal"},
 
 	// Measuring from outside: what runs in the measured process is a subscriber.
 	{"bench", "event pgserver postgres subscriber"},
 
 	// app builds everything, so it alone may know everybody.
-	{"app", "ack bench config debt dispatch doctor event httpapi lane lease logs mask ops outbox pgoutput pgserver postgres progress relay replay subscriber subscriber/webhook wal"},
+	{"app", "ack bench config debt dispatch doctor event httpapi lane lease logs mask ops outbox pgoutput pgserver postgres printable progress relay replay subscriber subscriber/webhook wal"},
 
 	// For tests.
 	{"testdb", "pgserver postgres"},

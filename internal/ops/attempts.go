@@ -14,6 +14,7 @@ import (
 
 	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/lane"
+	"github.com/backendstart/walpost/internal/printable"
 	"github.com/backendstart/walpost/internal/relay"
 )
 
@@ -205,7 +206,7 @@ func (s *Server) send(ctx context.Context, w io.Writer, stream *http.ResponseCon
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	lines := json.NewEncoder(w)
+	lines := json.NewEncoder(&printable.Writer{Out: w})
 	lines.SetEscapeHTML(false)
 	if page.Missed > 0 {
 		if err := lines.Encode(Line{Missed: page.Missed}); err != nil {

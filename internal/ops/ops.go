@@ -19,6 +19,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/backendstart/walpost/internal/printable"
 	"github.com/backendstart/walpost/internal/relay"
 )
 
@@ -171,7 +172,7 @@ func (s *Server) answer(w http.ResponseWriter, status int, body any) {
 		w.Header().Set("Content-Type", "application/json")
 	}
 	w.WriteHeader(status)
-	encoder := json.NewEncoder(w)
+	encoder := json.NewEncoder(&printable.Writer{Out: w})
 	encoder.SetIndent("", "  ")
 	encoder.SetEscapeHTML(false) // a payload stays as it is
 	if err := encoder.Encode(body); err != nil {

@@ -12,6 +12,7 @@ import (
 	"unicode"
 
 	"github.com/backendstart/walpost/internal/mask"
+	"github.com/backendstart/walpost/internal/printable"
 	"github.com/backendstart/walpost/internal/subscriber"
 )
 
@@ -93,7 +94,7 @@ func excerptOf(response *http.Response, secrets *mask.Mask) string {
 		_, _ = io.CopyN(io.Discard, response.Body, maxRest) // so that the connection can be used again
 	}
 	clean := func(r rune) rune {
-		if unicode.IsControl(r) {
+		if unicode.IsControl(r) || printable.IsHidden(r) {
 			return ' '
 		}
 		return r
