@@ -360,7 +360,7 @@ func (l *Lane) address(c *call) {
 		if it.dead {
 			continue
 		}
-		d := subscriber.Delivery{Event: it.ev, Attempt: it.attempts() + 1, Term: term}
+		d := subscriber.Delivery{Event: it.ev, Attempt: it.attempts() + 1, Term: term, Owed: it.fromDebt()}
 		if it.replay != nil {
 			d.Replay, d.Again = true, it.replay.again
 		}

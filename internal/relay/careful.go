@@ -5,18 +5,44 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/internal/replay"
 	"github.com/backendstart/walpost/internal/subscriber"
 )
 
-// uncleanLimit is after how many unclean ends in a row, without anything confirmed in between, the relay
-// starts carefully.
-const uncleanLimit = 3
+const (
+	// uncleanLimit is after how many unclean ends in a row, each soon after the start, the relay starts in safe mode.
+	uncleanLimit = 3
+	// settled is how long after its start the end of a process is soon.
+	settled = 5 * time.Minute
+	// debtInHand is how many deliveries of a debt a process can have in hand (lane reads no more at once).
+	debtInHand = 1000
+)
+
+// settledAfter is Options.Settled or its default.
+func (r *Relay) settledAfter() time.Duration {
+	if r.Settled > 0 {
+		return r.Settled
+	}
+	return settled
+}
+
+// forgetStarts takes the count of unclean ends back when the process has lived long enough. Neither a confirm nor an
+// event that was delivered does: the event that ends the process may be in a debt or a replay, beside a stream that
+// is well.
+func (r *Relay) forgetStarts(ctx context.Context) {
+	pause(ctx, r.settledAfter())
+	if ctx.Err() == nil {
+		r.endClean(ctx)
+	}
+}
 
 // suspect is a delivery that was in hand when the process ended.
 type suspect struct {
@@ -40,8 +66,8 @@ func (s *suspect) same(subscriber string, ev *event.Event) bool {
 	return s != nil && s.Subscriber == subscriber && event.Identity{Source: s.Source, ID: s.EventID, Occurrence: s.Occurrence} == ev.Identity()
 }
 
-// countStart notes that a process begins to use the slot. A clean stop, and every position that is
-// confirmed, takes the count back.
+// countStart notes that a process begins to use the slot. A clean stop, and a life that is long enough, take the
+// count back.
 func (r *Relay) countStart(ctx context.Context) (unclean int, found *suspect, err error) {
 	var text []byte
 	err = postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) error {
@@ -67,22 +93,58 @@ func (r *Relay) countStart(ctx context.Context) (unclean int, found *suspect, er
 // errCareIsOver ends a careful life. It is no trouble: the rooms are built anew without the care.
 var errCareIsOver = &changed{reason: "everything that was in the WAL at the start is finished or owed"}
 
-// endCare ends the care when nothing of what earlier processes can have had in hand is open any more: the
-// event that ended them is among that. The process may have been ended by something else, too, and one event
-// at a time is slow.
+// endCare ends safe mode when the process has lived long enough and everything has been handed over that earlier
+// processes can have had in hand: the event that ended them is among that. The process may have been ended by
+// something else, too, and one event at a time is slow.
 func (r *Relay) endCare(ctx context.Context, s *session, p *parts, stop context.CancelCauseFunc) {
+	pause(ctx, r.settledAfter())
 	for ctx.Err() == nil {
-		over := r.wal.Received() >= s.horizon
-		for i := range r.Subscriptions {
-			_, oldest := p.tracker.OpenOf(i)
-			over = over && (oldest == nil || oldest.Position.Commit >= s.horizon)
+		over, err := r.handedOver(ctx, s, p)
+		if err != nil && ctx.Err() == nil {
+			r.Log.Warn("cannot look what safe mode still has to hand over, will try again", "err", err)
 		}
-		if over {
+		if over && err == nil {
 			stop(errCareIsOver)
 			return
 		}
 		pause(ctx, time.Second)
 	}
+}
+
+// handedOver reports whether a window of live events, 1,000 deliveries of each debt and a page of each replay have
+// been handed over, or as many as there are. A paused subscriber is handed nothing.
+func (r *Relay) handedOver(ctx context.Context, s *session, p *parts) (bool, error) {
+	counts, err := r.owed.Counts(ctx)
+	if err != nil {
+		return false, err
+	}
+	waiting := make(map[string]int)
+	for _, c := range counts {
+		if c.State == string(lane.StateWaiting) {
+			waiting[c.Subscriber] = int(c.Number)
+		}
+	}
+	replays, err := replay.NewStore(r.Pool, r.Slot, nil, nil).Open(ctx)
+	if err != nil {
+		return false, err
+	}
+	for i, l := range p.lanes {
+		if l.Stats().Paused {
+			continue
+		}
+		handed := p.guard.handedTo(l.Name())
+		_, oldest := p.tracker.OpenOf(i)
+		caughtUp := r.wal.Received() >= s.horizon && (oldest == nil || oldest.Position.Commit >= s.horizon)
+		if !caughtUp && handed.live < r.Window.Events || handed.owed < min(debtInHand, waiting[l.Name()]) {
+			return false, nil
+		}
+		for _, open := range replays {
+			if open.Subscriber == l.Name() && handed.replayed < l.ReplayPage() {
+				return false, nil
+			}
+		}
+	}
+	return true, nil
 }
 
 // guard lets one event at a time through and writes down which one, so that the event that ends the
@@ -92,12 +154,51 @@ type guard struct {
 	slot  string
 	found *suspect      // at the start
 	free  chan struct{} // has a token while no event is in hand
+
+	mu     sync.Mutex
+	handed map[string]*handed // by subscriber; guarded by mu
+}
+
+// handed counts the different events that a subscriber was given.
+type handed struct {
+	live, owed, replayed int
+	owedIDs              map[event.Identity]bool // at most debtInHand
 }
 
 func newGuard(pool *postgres.Pool, slot string, found *suspect) *guard {
-	g := &guard{pool: pool, slot: slot, found: found, free: make(chan struct{}, 1)}
+	g := &guard{pool: pool, slot: slot, found: found, free: make(chan struct{}, 1), handed: make(map[string]*handed)}
 	g.free <- struct{}{}
 	return g
+}
+
+// count notes that a subscriber has come back from an event. An owed event that fails is handed over again and
+// again; it counts once.
+func (g *guard) count(name string, d subscriber.Delivery) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	h := g.handed[name]
+	if h == nil {
+		h = &handed{owedIDs: make(map[event.Identity]bool)}
+		g.handed[name] = h
+	}
+	switch {
+	case d.Replay:
+		h.replayed++
+	case d.Owed && len(h.owedIDs) < debtInHand && !h.owedIDs[d.Identity()]:
+		h.owedIDs[d.Identity()] = true
+		h.owed++
+	case !d.Owed && d.Attempt == 1:
+		h.live++
+	}
+}
+
+func (g *guard) handedTo(name string) handed {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if h := g.handed[name]; h != nil {
+		return *h
+	}
+	return handed{}
 }
 
 // write notes what is in hand; nil is nothing.
@@ -134,6 +235,7 @@ func (c carefully) Handle(ctx context.Context, d subscriber.Delivery) error {
 		return err
 	}
 	err := c.Subscriber.Handle(ctx, d)
+	c.guard.count(c.Name(), d)
 	clear, cancel := context.WithTimeout(context.WithoutCancel(ctx), statementLimit)
 	defer cancel()
 	return errors.Join(err, c.guard.write(clear, nil))

@@ -29,8 +29,17 @@ import (
 const (
 	victimDSN  = "RELAY_TEST_VICTIM_DSN"
 	victimSlot = "RELAY_TEST_VICTIM_SLOT"
+	victimFree = "RELAY_TEST_VICTIM_FREE"
 	killed     = 7 // exit code
 )
+
+// victimBudget is 0, so that debt holds no WAL, where a test says so.
+func victimBudget() int64 {
+	if os.Getenv(victimFree) != "" {
+		return 0
+	}
+	return relay.Auto
+}
 
 // victim runs until it is killed or told to stop.
 func victim(dsn string) {
@@ -53,7 +62,7 @@ func victim(dsn string) {
 	o := relay.Options{
 		Pool: pool, ReplicationURL: dsn, Slot: os.Getenv(victimSlot), Publication: "walpost",
 		Sources: []*outbox.Source{lessons()}, Window: ack.Window{Events: 10000, Bytes: 32 << 20}, MaxEvent: 16 << 20,
-		WALBudget: relay.Auto, Drain: 5 * time.Second, Registry: prometheus.NewRegistry(),
+		WALBudget: victimBudget(), Drain: 5 * time.Second, Registry: prometheus.NewRegistry(),
 		Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 	}
 	for _, name := range []string{"fragile", "sturdy"} {
@@ -114,10 +123,11 @@ func TestRelay_findsTheEventThatKillsItsProcess(t *testing.T) {
 }
 
 // oneLife runs a victim until it has died of its event, or done is true, and then stops it.
-func oneLife(t *testing.T, db *testdb.DB, done func() bool) bool {
+func oneLife(t *testing.T, db *testdb.DB, done func() bool, env ...string) bool {
 	t.Helper()
 	command := exec.CommandContext(t.Context(), os.Args[0])
 	command.Env = append(os.Environ(), victimDSN+"="+db.DSN, victimSlot+"="+db.Name)
+	command.Env = append(command.Env, env...)
 	command.Stderr = t.Output()
 	if err := command.Start(); err != nil {
 		t.Fatal(err)
@@ -164,6 +174,7 @@ func TestRelay_endsItsCareWhenWhatWasInHandIsHandled(t *testing.T) {
 	db.Exec(`UPDATE walpost.slots SET unclean_starts = 5`)
 	o = options(t, db, debtor, sub)
 	o.Subscriptions[0].Lane.StallAfter = 100 * time.Millisecond
+	o.Settled = time.Second
 	r := streaming(t, o)
 	sub.AwaitDelivered(t, 1)
 	eventually(t, "the care is over", func() bool { return db.Int(`SELECT unclean_starts FROM walpost.slots`) == 0 })
@@ -171,5 +182,52 @@ func TestRelay_endsItsCareWhenWhatWasInHandIsHandled(t *testing.T) {
 	insert(db, "next", "b")
 	if got, want := sub.AwaitDelivered(t, 2), []string{"owed", "next"}; !slices.Equal(got, want) {
 		t.Errorf("delivered %v, want %v", got, want)
+	}
+}
+
+// S-59: the event that ends the process is owed, above the budget, or in a replay, and beside it others are delivered
+// and confirmed in each life. It is found all the same.
+func TestRelay_findsTheEventThatKillsItsProcessOutsideOfTheStream(t *testing.T) {
+	t.Parallel()
+	for _, place := range []string{"debt", "replay"} {
+		t.Run(place, func(t *testing.T) {
+			t.Parallel()
+			db := testdb.New(t)
+			db.Exec(`CREATE TABLE taken (subscriber text, event_id text)`)
+			r := streaming(t, options(t, db, newChanging("fragile", taking), newChanging("sturdy", taking)))
+			if place == "debt" {
+				db.Exec(`UPDATE walpost.subscribers SET state = 'paused' WHERE name = 'fragile'`)
+				eventually(t, "it is paused", func() bool { return r.Progress().Subscribers[0].Paused })
+			}
+			for i := range 5 {
+				insert(db, fmt.Sprint("before-", i), fmt.Sprint("k", i))
+			}
+			insert(db, "killer", "k9")
+			insert(db, "last", "k8")
+			if place == "debt" {
+				eventually(t, "all are owed", func() bool {
+					return db.Int(`SELECT count(*) FROM walpost.owed WHERE subscriber = 'fragile' AND state = 'waiting'`) == 7
+				})
+			} else {
+				eventually(t, "all is delivered and marked", func() bool { return unmarked(db) == 0 })
+			}
+			r.shutDown()
+			if place == "debt" {
+				db.Exec(`UPDATE walpost.subscribers SET state = 'live' WHERE name = 'fragile'`)
+			} else {
+				db.Exec(`INSERT INTO walpost.replays (slot, subscriber, who, estimated, bounds)
+					VALUES ($1, 'fragile', 'me', 7, jsonb_build_object('lessons', jsonb_build_array((SELECT max(id)::text FROM outbox))))`, db.Name)
+			}
+			lives := 0
+			for found := false; !found; lives++ {
+				if lives == 8 {
+					t.Fatalf("8 lives did not find the event that ends them; counted %d, suspect %s", db.Int(`SELECT unclean_starts FROM walpost.slots`),
+						db.Text(`SELECT coalesce(suspect::text, 'none') FROM walpost.slots`))
+				}
+				insert(db, fmt.Sprint("live-", lives), "other")
+				found = oneLife(t, db, func() bool { return slices.Contains(dead(db), "fragile/killer") }, victimFree+"=1")
+			}
+			t.Logf("found in life %d", lives)
+		})
 	}
 }

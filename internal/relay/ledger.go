@@ -76,8 +76,7 @@ func rowsOf(source string, finished []*ack.Entry) []outbox.Marked {
 // confirm records the position. Once that is committed the server may be told.
 func (l *tableLedger) confirm(ctx context.Context, tx pgx.Tx, lsn event.LSN) error {
 	tag, err := tx.Exec(ctx, `
-		UPDATE walpost.slots SET confirmed = greatest(confirmed, $2::text::pg_lsn), updated_at = now(),
-		    unclean_starts = CASE WHEN confirmed < $2::text::pg_lsn THEN 0 ELSE unclean_starts END
+		UPDATE walpost.slots SET confirmed = greatest(confirmed, $2::text::pg_lsn), updated_at = now()
 		WHERE slot = $1`, l.slot, lsn.String())
 	if err != nil {
 		return fmt.Errorf("record %v as confirmed of slot %q: %w", lsn, l.slot, err)

@@ -45,6 +45,9 @@ type Options struct {
 	WALBudget int64
 	// StopOnLostSlot refuses to repair: a person decides how to go on.
 	StopOnLostSlot bool
+	// Settled is how long a process must live for its end to say nothing about the events that it handled; 0 is
+	// 5 minutes.
+	Settled time.Duration
 	// Drain is how long a stop waits for what is in hand.
 	Drain    time.Duration
 	Registry prometheus.Registerer
@@ -186,6 +189,10 @@ func (r *Relay) Run(ctx context.Context) error {
 func (r *Relay) run(ctx context.Context) error {
 	hard, cancel := r.withTimeForStop(ctx)
 	defer cancel()
+	var living sync.WaitGroup
+	defer living.Wait()
+	alive, end := context.WithCancel(ctx)
+	defer end()
 	var (
 		why     *changed
 		careful bool
@@ -213,19 +220,22 @@ func (r *Relay) run(ctx context.Context) error {
 				return err
 			}
 			careful = unclean >= uncleanLimit
+			if !careful {
+				living.Go(func() { r.forgetStarts(alive) })
+			}
 		}
 		begun := time.Now()
 		if why, err = r.live(ctx, s, careful, found); why == nil {
+			last, cancel := context.WithTimeout(hard, lastRecord)
+			defer cancel()
+			r.endClean(last) // with an error, too: this was no crash
 			if err == nil {
-				last, cancel := context.WithTimeout(hard, lastRecord)
-				defer cancel()
-				r.endClean(last)
 				r.release()
 			}
 			return err
 		}
 		if why == errCareIsOver {
-			r.Log.Info("what was in hand when the process ended is handled; the care is over")
+			r.Log.Info("what can have been in hand when the process ended is handed over; safe mode is over")
 			careful, found = false, nil
 			r.endClean(ctx)
 			continue
@@ -289,6 +299,7 @@ type parts struct {
 	leavers  []*leaver
 	recorder *recorder
 	ledger   *tableLedger
+	guard    *guard
 	drained  chan struct{} // closed when nothing will be confirmed any more
 }
 
@@ -299,11 +310,12 @@ type parts struct {
 func (r *Relay) build(s *session, careful bool, found *suspect, stop context.CancelCauseFunc) *parts {
 	r.wal.Restart(s.confirmed)
 	if careful {
-		r.Log.Warn("the process ended several times without progress; handing over one event at a time until what was in hand then is handled", "suspect", found)
+		r.Log.Warn("the process ended several times soon after its start; safe mode: one event at a time, until what can have been in hand is handed over", "suspect", found)
 	}
 	guard := newGuard(r.Pool, r.Slot, found)
+	p := &parts{guard: guard, drained: make(chan struct{})}
 	tracker := ack.New(r.Window, len(s.members), s.confirmed)
-	p := &parts{tracker: tracker, drained: make(chan struct{})}
+	p.tracker = tracker
 	routes := make([]dispatch.Route, len(s.members))
 	for i, sub := range r.Subscriptions {
 		tracker.AwaitOwes(i) // until the lane has looked, anything may be owed

@@ -19,6 +19,8 @@ type Delivery struct {
 	// Term is the number of the leadership under which the attempt began. A receiver can refuse a
 	// delivery whose term is lower than one it has seen.
 	Term int64
+	// Owed marks a delivery that is sent from walpost.owed.
+	Owed bool
 	// Replay marks a delivery that a person asked for again.
 	Replay bool
 	// Again is set in a replay whose effects are wanted once more: those recorded before this moment, by

@@ -12,8 +12,8 @@ CREATE TABLE walpost.slots (
     fingerprint  TEXT        NOT NULL DEFAULT '',
     state        TEXT        NOT NULL CHECK (state IN ('creating', 'ready')),
     ours         BOOLEAN     NOT NULL DEFAULT true,
-    -- Starts since the last clean stop or confirmed position, and the delivery that is in hand while the
-    -- relay is careful because of them.
+    -- Starts in a row after which the process ended within 5 minutes, and not by a clean stop; and the delivery
+    -- that is in hand while the relay is in safe mode because of them.
     unclean_starts INT       NOT NULL DEFAULT 0,
     suspect      JSONB,
     created_at   TIMESTAMPTZ NOT NULL DEFAULT now(),
