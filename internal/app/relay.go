@@ -179,6 +179,7 @@ func laneOptions(s config.Subscriber) lane.Options {
 		Backoff:     lane.Backoff{Initial: s.Retry.Initial.Std(), Max: s.Retry.Max.Std()},
 		MaxAttempts: int(s.MaxAttempts),
 		StallAfter:  s.StallAfter.Std(),
+		Standstill:  s.Standstill.Std(),
 		BlockKey:    s.AfterDeadLetter == "block_key",
 		GiveUpAfter: s.GiveUpAfter.Std(),
 	}

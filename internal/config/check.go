@@ -174,7 +174,7 @@ func (c *checker) subscriber(s Subscriber, sources map[string]bool, kinds []stri
 		fine bool
 	}{
 		{"concurrency", s.Concurrency > 0}, {"max_attempts", s.MaxAttempts > 0}, {"timeout", s.Timeout > 0},
-		{"stall_after", s.StallAfter > 0}, {"retry.initial", s.Retry.Initial > 0},
+		{"stall_after", s.StallAfter > 0}, {"standstill", s.Standstill > 0}, {"retry.initial", s.Retry.Initial > 0},
 	} {
 		if !number.fine {
 			c.fail(number.key, "must be above 0")

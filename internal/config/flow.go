@@ -73,6 +73,9 @@ type Subscriber struct {
 	MaxAttempts Count `yaml:"max_attempts"`
 	// StallAfter is how long an event may stand still before it is recorded as debt.
 	StallAfter Duration `yaml:"stall_after"`
+	// Standstill is how long a full share of the window may stand before the subscriber falls into debt; its
+	// default depends on the kind.
+	Standstill Duration `yaml:"standstill"`
 	// AfterDeadLetter is "continue" or "block_key".
 	AfterDeadLetter string `yaml:"after_dead_letter"`
 	// GiveUpAfter is how long an event may fail, outage or not, before it becomes a dead letter; 0 is for
@@ -128,8 +131,17 @@ func defaultSubscriber() Subscriber {
 	return Subscriber{
 		Ordering: "key", Concurrency: 8, Timeout: Duration(10 * time.Second),
 		Retry:       Retry{Initial: Duration(200 * time.Millisecond), Max: Duration(30 * time.Second)},
-		MaxAttempts: 12, StallAfter: Duration(time.Minute), AfterDeadLetter: "continue", From: "now",
+		MaxAttempts: 12, StallAfter: Duration(time.Minute), Standstill: standstillOf(""), AfterDeadLetter: "continue", From: "now",
 	}
+}
+
+// standstillOf is the default of Subscriber.Standstill. One address works or does not; the brokers of Kafka
+// take up to ten seconds to elect the leader of a partition, which is no reason to record a window as debt.
+func standstillOf(kind string) Duration {
+	if kind == "kafka" {
+		return Duration(10 * time.Second)
+	}
+	return Duration(time.Second)
 }
 
 // Filter is what the subscriber is configured to get.
@@ -149,11 +161,15 @@ func (s *Source) UnmarshalYAML(_ context.Context, unmarshal func(any) error) err
 func (s *Subscriber) UnmarshalYAML(_ context.Context, unmarshal func(any) error) error {
 	type plain Subscriber
 	*s = defaultSubscriber()
+	s.Standstill = -1
 	if err := unmarshal((*plain)(s)); err != nil {
 		return err
 	}
 	if s.Kind == "" {
 		s.Kind = s.Name
+	}
+	if s.Standstill == -1 {
+		s.Standstill = standstillOf(s.Kind)
 	}
 	return nil
 }

@@ -285,6 +285,9 @@ func TestWaiting_readsAlongTheIndexWhateverTheStatisticsSay(t *testing.T) {
 	db.Exec(`INSERT INTO walpost.owed (slot, subscriber, source, event_id, occurrence, state, epoch, commit_lsn, ordinal, event_type, key)
 		SELECT $1, s, 'm', 'e' || i, '', CASE WHEN i % 5 = 0 THEN 'dead' ELSE 'waiting' END, 1, '0/8', i, 't', 'k' || i % 7
 		FROM generate_series(1, 20000) i, unnest('{a,b}'::text[]) s`, slot)
+	db.Exec(`INSERT INTO walpost.owed (slot, subscriber, source, event_id, occurrence, state, epoch, commit_lsn, ordinal, event_type, key, first_failure, next_attempt)
+		SELECT $1, s, 'm', 'f' || i, '', 'waiting', 1, '0/8', -i, 't', 'f' || i, now(), now() + '1h'
+		FROM generate_series(1, 5000) i, unnest('{a,b}'::text[]) s`, slot) // keys that fail
 	for _, statistics := range []string{`SELECT 'those of an empty table'`, `ANALYZE walpost.owed`} {
 		db.Exec(statistics)
 		for _, mode := range []string{"force_custom_plan", "force_generic_plan"} {
@@ -294,7 +297,7 @@ func TestWaiting_readsAlongTheIndexWhateverTheStatisticsSay(t *testing.T) {
 					return err
 				}
 				rows, err := tx.Query(t.Context(), `EXPLAIN (ANALYZE, COSTS off, TIMING off) `+debt.WaitingSQL,
-					slot, "a", int32(1), "0/8", int64(10000), []string{"k1"}, 10, int64(1<<20))
+					slot, "a", int32(1), "0/8", int64(10000), []string{"k1"}, 10, int64(1<<20), "key", []string{"f1"}, time.Now())
 				if err != nil {
 					return err
 				}
@@ -305,7 +308,8 @@ func TestWaiting_readsAlongTheIndexWhateverTheStatisticsSay(t *testing.T) {
 				t.Fatal(err)
 			}
 			text := strings.Join(plan, "\n")
-			if !strings.Contains(text, "Index Scan using owed_waiting on owed (actual rows=10") || strings.Contains(text, "Sort") {
+			if !strings.Contains(text, "Index Scan using owed_waiting on owed d (actual rows=10") ||
+				!strings.Contains(text, "Index Scan using owed_failing on owed f") || strings.Contains(text, "Sort") {
 				t.Errorf("%s, %s: got\n%s", statistics, mode, text)
 			}
 		}

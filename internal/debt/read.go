@@ -19,14 +19,26 @@ import (
 // It stays fast whatever the number of deliveries and of those already paid, as long as query.After
 // moves on: an index entry of a paid delivery stays until vacuum.
 //
-// It ends before an event whose row is not visible yet, and is an error where that is the first.
+// It ends before an event whose row is not visible yet, and is an error where that is the first. The number of
+// keys that fail costs it one look into an index for each delivery that it passes, and no memory.
 func (s *Store) Waiting(ctx context.Context, subscriber string, query lane.Query) ([]lane.Owed, error) {
 	var owed []lane.Owed
 	err := s.inTx(ctx, func(tx pgx.Tx) error {
 		found, err := collect(tx.Query(ctx, waitingSQL, s.slot, subscriber,
-			query.After.Epoch, query.After.Commit.String(), query.After.Ordinal, query.Without, max(1, query.Limit), query.Bytes))
+			query.After.Epoch, query.After.Commit.String(), query.After.Ordinal, query.Without, max(1, query.Limit), query.Bytes,
+			string(query.Order), query.InHand, known(query.Due)))
 		if err != nil {
 			return fmt.Errorf("read what is owed to %q: %w", subscriber, err)
+		}
+		if query.Order == lane.ByKey {
+			// After the rows: what people have changed before these were read is seen now.
+			var change int64
+			if err := tx.QueryRow(ctx, `SELECT `+changeSQL, s.slot).Scan(&change); err != nil {
+				return fmt.Errorf("look for changes by people: %w", err)
+			}
+			if change != query.Change {
+				return lane.ErrChanged
+			}
 		}
 		filled, err := s.fill(ctx, tx, found)
 		if err == nil && filled == 0 && len(found) > 0 {
@@ -46,17 +58,78 @@ func (s *Store) Waiting(ctx context.Context, subscriber string, query lane.Query
 
 // The keys to leave out are a subquery, because that is hashed: with thousands of them an array would be
 // searched from its start for each row.
+//
+// Only the first waiting delivery of a key can have failed, and owed_failing has nothing else: it is the
+// memory of keys that were set aside, whatever their number. Epoch + 0 keeps the planner from reading along
+// owed_waiting instead, which can look as good to it and would pass the whole debt for each row.
 const waitingSQL = `
 	SELECT ` + rowColumns + bodyColumns + ` FROM (
 		SELECT o.*, row_number() OVER w AS nr, sum(o.size) OVER w AS bytes FROM (
-			SELECT * FROM walpost.owed
+			SELECT * FROM walpost.owed d
 			WHERE slot = $1 AND subscriber = $2 AND state = 'waiting'
 			AND (epoch, commit_lsn, ordinal) > ($3::int, $4::text::pg_lsn, $5::bigint)
 			AND key NOT IN (SELECT unnest($6::text[]))
+			AND CASE $9::text
+				WHEN 'none' THEN coalesce(next_attempt <= $11::timestamptz, true)
+				WHEN 'key' THEN NOT EXISTS (
+					SELECT FROM walpost.owed f
+					WHERE f.slot = $1 AND f.subscriber = $2 AND f.key = d.key AND ` + failing + `
+					AND (f.epoch + 0, f.commit_lsn, f.ordinal) <= (d.epoch, d.commit_lsn, d.ordinal)
+					AND (f.next_attempt > $11::timestamptz
+					     OR (f.epoch + 0, f.commit_lsn, f.ordinal) <= ($3::int, $4::text::pg_lsn, $5::bigint)
+					        AND f.key NOT IN (SELECT unnest($10::text[]))))
+				ELSE true END
 			ORDER BY epoch, commit_lsn, ordinal LIMIT $7
 		) o WINDOW w AS (ORDER BY o.epoch, o.commit_lsn, o.ordinal ROWS UNBOUNDED PRECEDING)
 	) o WHERE o.nr = 1 OR $8::bigint <= 0 OR o.bytes <= $8
 	ORDER BY o.epoch, o.commit_lsn, o.ordinal`
+
+// failing is the condition of the index owed_failing, of a table named f. "NOT IN" and not "= 'waiting'",
+// which would offer the index of all that wait.
+const failing = `f.first_failure IS NOT NULL AND f.state NOT IN ('dead', 'paid')`
+
+// sampleFront is how many waiting deliveries Sample looks at.
+const sampleFront = 20_000
+
+// Sample returns the first waiting delivery of a key, picked at random among the keys that are due in the
+// first 20,000 deliveries of the debt.
+func (s *Store) Sample(ctx context.Context, subscriber string, order lane.Ordering, pick float64) ([]lane.Owed, error) {
+	var owed []lane.Owed
+	err := s.inTx(ctx, func(tx pgx.Tx) error {
+		found, err := collect(tx.Query(ctx, `
+			WITH front AS MATERIALIZED (
+				SELECT source, event_id, occurrence, key, next_attempt, row_number() OVER () AS nr FROM (
+					SELECT source, event_id, occurrence, key, next_attempt FROM walpost.owed
+					WHERE slot = $1 AND subscriber = $2 AND state = 'waiting'
+					ORDER BY epoch, commit_lsn, ordinal LIMIT $3) o
+			), heads AS MATERIALIZED (
+				SELECT * FROM (
+					SELECT DISTINCT ON (CASE WHEN $4 THEN key ELSE nr::text END) * FROM front
+					ORDER BY CASE WHEN $4 THEN key ELSE nr::text END, nr) first
+				WHERE coalesce(next_attempt <= now(), true)
+			)
+			SELECT `+rowColumns+bodyColumns+`
+			FROM (SELECT * FROM heads OFFSET (SELECT floor($5::float8 * count(*))::bigint FROM heads) LIMIT 1) head
+			CROSS JOIN LATERAL (
+				SELECT * FROM walpost.owed
+				WHERE slot = $1 AND event_id = head.event_id AND source = head.source AND occurrence = head.occurrence
+				AND subscriber = $2 LIMIT 1) o`,
+			s.slot, subscriber, sampleFront, order == lane.ByKey, pick))
+		if err != nil {
+			return fmt.Errorf("pick one of what is owed to %q: %w", subscriber, err)
+		}
+		filled, err := s.fill(ctx, tx, found)
+		if err != nil {
+			return fmt.Errorf("pick one of what is owed to %q: %w", subscriber, err)
+		}
+		owed = make([]lane.Owed, filled)
+		for i := range owed {
+			owed[i] = found[i].Owed
+		}
+		return nil
+	})
+	return owed, err
+}
 
 // Known returns the state of those of the events that are recorded, by index.
 func (s *Store) Known(ctx context.Context, subscriber string, events []*event.Event) (map[int]lane.State, error) {

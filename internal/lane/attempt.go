@@ -29,6 +29,8 @@ type call struct {
 	lead     context.Context // of the leadership under which it began
 	returned bool            // guarded by Lane.mu
 	overdue  bool            // its slot was given to others; guarded by Lane.mu
+	retry    bool            // of keys that fail
+	probe    turn            // whose turn it was, while the breaker was open
 
 	watch      *time.Timer           // marks it as overdue
 	deliveries []subscriber.Delivery // of the items that are not dead
@@ -36,14 +38,15 @@ type call struct {
 }
 
 // newCall is one without items. The caller holds mu.
-func (l *Lane) newCall() *call {
+func (l *Lane) newCall(now time.Time) *call {
 	c := &call{}
 	if last := len(l.spareCalls) - 1; last >= 0 {
 		c = l.spareCalls[last]
 		l.spareCalls[last] = nil
 		l.spareCalls = l.spareCalls[:last]
 	}
-	c.begun, c.lead, c.returned, c.overdue = time.Now(), l.lead, false, false
+	c.begun, c.lead, c.returned, c.overdue = now, l.lead, false, false
+	c.retry, c.probe = false, untriedTurn
 	return c
 }
 
@@ -99,10 +102,7 @@ func (l *Lane) call(c *call) (inTime bool, err error) {
 		l.Suspend() // whoever keeps the lead finds out whether it is still ours
 	}
 	l.metrics.handle.Observe(time.Since(begun).Seconds())
-	if err == nil && time.Since(begun) > l.options.Timeout {
-		err = fmt.Errorf("handler returned %v after its deadline of %v", time.Since(begun)-l.options.Timeout, l.options.Timeout)
-	}
-	return inTime, err
+	return inTime, err // a late success is one, unless the delivery was recorded as owed meanwhile
 }
 
 // masked is an error as it may be kept: what a receiver answers can hold what was sent to it.
@@ -157,20 +157,28 @@ func (l *Lane) markOverdue(c *call) {
 	if c.returned || c.overdue { // or a stop was not willing to wait for it
 		return
 	}
-	c.overdue = true
-	l.overdue++
+	l.giveSlotAwayLocked(c)
 	l.metrics.overdue.Set(float64(l.overdue))
 	l.stats.Failed++
 	l.stats.LastError = "handler does not return"
 	l.log.Error("handler does not return although its deadline is over; its keys wait for it",
 		"event", c.items[0].ev.ID, "events", len(c.items), "timeout", l.options.Timeout)
-	l.failed(c.items[0], 0)
+	l.callFailedLocked(c, time.Now())
 	// What of it is in debt by now is recorded before anything newer of its key is read: from now on nothing
 	// waits for the handler any more.
 	l.abandonOverdue()
 	l.pump()
 	signal(l.idle)
 	signal(l.desk)
+}
+
+// giveSlotAwayLocked stops counting a call that has not returned among those under way.
+func (l *Lane) giveSlotAwayLocked(c *call) {
+	c.overdue = true
+	l.overdue++
+	if c.retry {
+		l.retryCalls--
+	}
 }
 
 // settle ends a call: what is delivered or recorded as dead is finished, the rest goes back to the front
@@ -183,9 +191,12 @@ func (l *Lane) settle(c *call, inTime bool) (next *call) {
 	defer l.mu.Unlock()
 	c.returned = true
 	delete(l.calls, c)
-	if c.overdue {
+	switch {
+	case c.overdue:
 		l.overdue--
 		l.metrics.overdue.Set(float64(l.overdue))
+	case c.retry:
+		l.retryCalls--
 	}
 	now := time.Now()
 	l.observe(c, outcome, now)
@@ -230,18 +241,21 @@ func (l *Lane) judge(c *call, outcome []error, now time.Time) {
 	}
 	switch {
 	case delivered:
-		l.succeeded(now)
+		l.succeededLocked(now)
 	case failed && !c.overdue: // an overdue call was counted when it became overdue
-		first := c.items[0]
-		l.failed(first, subscriber.RetryAfterOf(outcome[0]))
+		l.callFailedLocked(c, now)
+	}
+	batch := &l.batch
+	if c.retry {
+		batch = &l.retryBatch
 	}
 	switch {
 	case whole:
 		// The bad event is among them: hand over fewer at once until it fails alone. By eights, so that
 		// the steps from 500 to 1 stay below the breaker's threshold.
-		l.batch = max(1, len(c.items)/8)
+		*batch = max(1, len(c.items)/8)
 	case delivered:
-		l.batch = min(l.options.Batch, l.batch*2)
+		*batch = min(l.options.Batch, *batch*2)
 	}
 }
 
@@ -259,11 +273,19 @@ func (l *Lane) settleKey(items []*item, outcome []error, suspended bool, now tim
 		case it.abandoned: // recorded as owed meanwhile; it is sent again from there
 			continue
 		case err == nil || it.finished:
+			if err == nil {
+				l.recoveredLocked(q)
+			}
 			l.finish(it, err, now)
 			continue
 		case suspended:
+		case errors.Is(err, subscriber.ErrHeld): // says nothing about the event
+			wait = max(wait, l.options.Backoff.Initial)
 		case !failed && !errors.As(err, new(wholeBatch)):
 			wait = l.noteFailure(it, err, now)
+			if it.replay == nil {
+				l.failsLocked(q, err, now)
+			}
 		}
 		if it.replay != nil {
 			l.replayFailed(it, wait)
@@ -285,12 +307,35 @@ func (l *Lane) settleKey(items []*item, outcome []error, suspended bool, now tim
 		return
 	}
 	q.putBack(left)
-	if wait > 0 {
-		l.backOff(q, wait)
+	switch {
+	case wait > 0 || q.fails():
+		l.retryAtLocked(q, now.Add(wait))
+	default: // of a batch that failed whole, and nothing says that the key does
+		q.state = ready
+		l.ready.pushFront(q)
+	}
+}
+
+// failsLocked notes that a key fails.
+func (l *Lane) failsLocked(q *keyQueue, err error, now time.Time) {
+	if asked := subscriber.RetryAfterOf(err); asked > 0 {
+		q.heldUntil = now.Add(min(asked, maxRetryAfter))
+	}
+	if q.failedAt.IsZero() {
+		q.failedAt = now
+	}
+	if l.options.Ordering == ByKey { // without an order each key has one event, and of a total order there is one key
+		l.breaker.keys.note(q.key, q.failedAt)
+	}
+}
+
+// recoveredLocked notes that an event of a key was delivered.
+func (l *Lane) recoveredLocked(q *keyQueue) {
+	if q.failedAt.IsZero() {
 		return
 	}
-	q.state = ready
-	l.ready.pushFront(q)
+	q.failedAt, q.heldUntil = time.Time{}, time.Time{}
+	l.breaker.keys.forget(q.key)
 }
 
 // acknowledge tells the tracker what finish has ended.
@@ -352,8 +397,7 @@ func (l *Lane) noteFailure(it *item, err error, now time.Time) time.Duration {
 	}
 	if past.first.IsZero() {
 		past.first = now
-	} else if l.lastSuccess.After(past.first) && !l.breaker.open {
-		// Only now is it known that the event fails and not the subscriber.
+	} else if l.breaker.counts(past.first, err) {
 		past.counted++
 		it.dead = l.options.MaxAttempts > 0 && past.counted >= l.options.MaxAttempts
 	}
@@ -361,10 +405,11 @@ func (l *Lane) noteFailure(it *item, err error, now time.Time) time.Duration {
 		it.dead = true
 	}
 	wait := max(l.options.Backoff.Wait(past.attempts), min(subscriber.RetryAfterOf(err), maxRetryAfter))
+	past.next = now.Add(wait)
 	if now.Sub(l.warned) >= warnEvery {
 		l.warned = now
 		l.log.Warn("delivery failed, will retry", "event", it.ev.ID, "key", it.ev.Key,
-			"attempt", past.attempts, "wait", wait, "keys_waiting", len(l.resting)+1, "err", err)
+			"attempt", past.attempts, "wait", wait, "keys_waiting", len(l.retries)+1, "err", err)
 	}
 	return wait
 }

@@ -196,7 +196,7 @@ func TestLane_aLoneEventSurvivesAnOutageOfHours(t *testing.T) {
 }
 
 // An event that failed once by chance, while others went through, is no poison when everything fails
-// after that.
+// after that: the first of the others to come shows that it is an outage.
 func TestLane_anOutageAfterAFailureByChanceKillsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		blip := time.Now()
@@ -212,6 +212,8 @@ func TestLane_anOutageAfterAFailureByChanceKillsNothing(t *testing.T) {
 		r.offer("K/0")
 		time.Sleep(time.Millisecond)
 		r.offer("lucky/0")
+		time.Sleep(time.Second)
+		r.offer("L/0")
 		end := r.awaitEnd("K/0")
 		if end.dead || end.at.Before(back) {
 			t.Errorf("got %+v after %v of an outage, want it delivered afterwards", end, end.at.Sub(blip))

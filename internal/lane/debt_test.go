@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/lane"
@@ -23,6 +24,7 @@ type debt struct {
 	refuse  bool            // the database refuses dead letters; guarded by mu
 	paused  string          // why, "" when it is not; guarded by mu
 	changes int64           // by people; guarded by mu
+	named   int             // most keys that a query named; guarded by mu
 }
 
 type row struct {
@@ -46,6 +48,13 @@ func (d *debt) dead() (letters []lane.Owed, refused int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return slices.Clone(d.letters), d.refused
+}
+
+// asked is how many keys a query named at most.
+func (d *debt) asked() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.named
 }
 
 // waiting is what is left to pay.
@@ -115,11 +124,32 @@ func (d *debt) Dead(_ context.Context, _ string, letter lane.Owed) error {
 func (d *debt) Waiting(_ context.Context, _ string, query lane.Query) ([]lane.Owed, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if query.Order == lane.ByKey && query.Change != d.changes {
+		return nil, lane.ErrChanged
+	}
+	d.named = max(d.named, len(query.Without)+len(query.InHand))
 	var found []lane.Owed
 	var bytes int64
+	back := make(map[string]bool) // keys that are kept back
+	for _, key := range query.Without {
+		back[key] = true
+	}
+	inHand := make(map[string]bool)
+	for _, key := range query.InHand {
+		inHand[key] = true
+	}
 	for _, r := range d.inOrder() {
+		if r.state != lane.StateWaiting {
+			continue
+		}
+		behind := r.Event.Position.Compare(query.After) <= 0
+		late := !query.Due.IsZero() && r.NextAttempt.After(query.Due)
+		failed := !r.FirstFailure.IsZero()
+		if query.Order == lane.ByKey && failed && (late || behind && !inHand[r.Event.Key]) {
+			back[r.Event.Key] = true
+		}
 		switch {
-		case r.state != lane.StateWaiting, r.Event.Position.Compare(query.After) <= 0, slices.Contains(query.Without, r.Event.Key):
+		case behind, back[r.Event.Key], query.Order == lane.None && late:
 			continue
 		case len(found) == query.Limit, len(found) > 0 && bytes >= query.Bytes:
 			return found, nil
@@ -128,6 +158,31 @@ func (d *debt) Waiting(_ context.Context, _ string, query lane.Query) ([]lane.Ow
 		found = append(found, r.Owed)
 	}
 	return found, nil
+}
+
+func (d *debt) Sample(_ context.Context, _ string, order lane.Ordering, pick float64) ([]lane.Owed, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	seen := make(map[string]bool)
+	var due []lane.Owed
+	for _, r := range d.inOrder() {
+		key := r.Event.Key
+		if order == lane.None {
+			key = r.Event.ID
+		}
+		if r.state != lane.StateWaiting || seen[key] {
+			continue
+		}
+		seen[key] = true
+		if !r.NextAttempt.After(time.Now()) {
+			due = append(due, r.Owed)
+		}
+	}
+	if len(due) == 0 {
+		return nil, nil
+	}
+	n := int(pick * float64(len(due)))
+	return due[n : n+1], nil
 }
 
 func (d *debt) Known(_ context.Context, _ string, events []*event.Event) (map[int]lane.State, error) {

@@ -22,8 +22,10 @@ const (
 	// payLimit and payBytes bound what is in memory of a debt.
 	payLimit = 1000
 	payBytes = 8 << 20
-	// passInterval is the least time between two passes over a debt that has keys which fail.
-	passInterval = time.Second
+	// passInterval is the least time between two passes over a debt that has keys which fail, countInterval
+	// that between two counts of it.
+	passInterval  = time.Second
+	countInterval = 2 * time.Second
 	// maxKeys is with how many keys in debt the subscriber counts as being in debt as a whole.
 	maxKeys = 1000
 	// roundLimit bounds a round: a network that swallows everything must be noticed before TCP gives up.
@@ -43,14 +45,24 @@ type desk struct {
 	without map[string]bool // keys left out of this pass
 	again   bool            // something waits behind the cursor: the pass begins again before anything more is read
 	unread  bool            // something may wait beyond the cursor
+	leftOut bool            // something may wait that this pass did not take in hand
+	dueBy   time.Time       // what failed and is due later is left out of this pass; zero: nothing is
+	allDue  bool            // in this pass nothing waits for its backoff: the first, and that of a subscriber that is back
 	change  int64           // by people, as far as the scope knows it
 	passes  int
-	passAt  time.Time // when the pass began
 	looked  time.Time
 	warned  time.Time
+
+	passAt    time.Time     // when the pass began
+	passTook  time.Duration // and how long its reads took
+	countedAt time.Time     // when the debt was last counted
+	countTook time.Duration // and how long that took
+	sampledAt time.Time     // when a sample was last read
 }
 
-func newDesk(l *Lane) *desk { return &desk{l: l, unread: true, without: make(map[string]bool)} }
+func newDesk(l *Lane) *desk {
+	return &desk{l: l, unread: true, allDue: true, without: make(map[string]bool)}
+}
 
 // load learns what is owed, again and again until it is known or ctx ends. Without that nothing may be
 // handed over: something older could be owed.
@@ -160,7 +172,7 @@ func (d *desk) round(ctx context.Context) error {
 			return err
 		}
 	}
-	err := d.read(ctx)
+	err := errors.Join(d.read(ctx), d.readSample(ctx))
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.leaveDebt() // whatever cannot be read
@@ -306,8 +318,7 @@ func (d *desk) close(deadline time.Time) error {
 	}
 	for c := range l.calls { // handlers that ignore their context are not waited for any longer
 		if !c.overdue {
-			c.overdue = true
-			l.overdue++
+			l.giveSlotAwayLocked(c)
 		}
 	}
 	l.abandonOverdue()

@@ -5,10 +5,11 @@
 // package ack.
 //
 // The files in reading order: lane.go (what a lane is), queue.go (order within a key), attempt.go (one
-// call of the subscriber), backoff.go and breaker.go (when to try again), scope.go (which events are
-// held back because their key is in debt), desk.go (the goroutine that records debt), pay.go (how it is
-// read and paid), people.go (what people change meanwhile), replay.go (what is handed over again), lead.go
-// (what happens while another relay may lead).
+// call of the subscriber), backoff.go and retries.go (when to try again), breaker.go (what a failed attempt
+// means) and probe.go (which event is tried while the subscriber is away), scope.go (which events are held
+// back because their key is in debt), desk.go (the goroutine that records debt), pay.go (how it is read and
+// paid), people.go (what people change meanwhile), replay.go (what is handed over again), lead.go (what
+// happens while another relay may lead).
 package lane
 
 import (
@@ -44,11 +45,14 @@ type Options struct {
 	Batch       int           // events in one call, where the subscriber has HandleBatch
 	Timeout     time.Duration // of one call
 	Backoff     Backoff
-	// MaxAttempts is after how many failed attempts an event is dead, counting only those after which
-	// another event of this subscriber was delivered. 0 means never.
+	// MaxAttempts is after how many failed attempts an event is dead, counting only those that show that the
+	// event fails and not the subscriber; see breaker.counts. 0 means never.
 	MaxAttempts int
 	// StallAfter is how long a key may stand still before it falls into debt.
 	StallAfter time.Duration
+	// Standstill is how long all calls may be under way while the lane holds a full share of the window,
+	// before the subscriber falls into debt. 0 is DefaultStandstill.
+	Standstill time.Duration
 	// GiveUpAfter is how long an event may fail before it is dead, even if the subscriber is away; 0 is
 	// for ever.
 	GiveUpAfter time.Duration
@@ -57,6 +61,10 @@ type Options struct {
 	// Mask takes secrets out of an error before anything of it is kept; nil changes nothing.
 	Mask func(error) error
 }
+
+// DefaultStandstill suits a destination that works or does not, as one address does. A broker whose parts
+// elect a leader needs longer.
+const DefaultStandstill = time.Second
 
 // Acks is told how deliveries end; fulfilled by ack.Tracker.
 type Acks interface {
@@ -106,35 +114,41 @@ type Lane struct {
 	made    time.Time // from when item.offered is counted
 	late    error     // why the context of a handler has ended
 
-	mu          sync.Mutex
-	draining    bool                    // Run has been told to stop; guarded by mu
-	running     bool                    // between the start of Run and the end of its drain; guarded by mu
-	deliver     context.Context         // of handlers, while running; guarded by mu
-	lead        context.Context         // of handlers too, and ends when the lane is suspended; guarded by mu
-	unlead      context.CancelCauseFunc // ends lead; guarded by mu
-	suspended   bool                    // guarded by mu
-	keys        map[string]*keyQueue    // every key with something queued or in work; guarded by mu
-	ready       fifo                    // keys whose head may be handed over, in order of arrival; guarded by mu
-	resting     map[*keyQueue]struct{}  // keys in backoff; guarded by mu
-	calls       map[*call]struct{}      // under way, overdue ones included; guarded by mu
-	overdue     int                     // of them; their slots were given to others; guarded by mu
-	behind      time.Duration           // age of the last event when it was offered; guarded by mu
-	pressed     time.Time               // since when the others wait for this lane, zero while they do not; guarded by mu
-	held        int                     // deliveries offered and neither finished nor owed; guarded by mu
-	batch       int                     // events in the next call, below Options.Batch after a batch failed; guarded by mu
-	breaker     breaker                 // guarded by mu
-	scope       scope                   // guarded by mu
-	tried       map[*event.Event]*item  // given back by a replay after they failed; guarded by mu
-	lookNow     bool                    // somebody has changed something; guarded by mu
-	unwanted    error                   // why the subscriber asks to be paused, until it is; guarded by mu
-	stats       Stats                   // guarded by mu
-	seen        []Attempt               // scratch of observe; guarded by mu
-	ends        []ack.End               // finished and not yet acknowledged; guarded by mu
-	items       slab.Of[item]           // guarded by mu
-	spare       []*keyQueue             // for keys to come; guarded by mu
-	spareCalls  []*call                 // for calls to come; guarded by mu
-	lastSuccess time.Time               // guarded by mu
-	warned      time.Time               // when a failure was last logged; guarded by mu
+	mu         sync.Mutex
+	draining   bool                    // Run has been told to stop; guarded by mu
+	running    bool                    // between the start of Run and the end of its drain; guarded by mu
+	deliver    context.Context         // of handlers, while running; guarded by mu
+	lead       context.Context         // of handlers too, and ends when the lane is suspended; guarded by mu
+	unlead     context.CancelCauseFunc // ends lead; guarded by mu
+	suspended  bool                    // guarded by mu
+	keys       map[string]*keyQueue    // every key with something queued or in work; guarded by mu
+	ready      fifo                    // keys that are well and have something to hand over, in order of arrival; guarded by mu
+	retries    retries                 // keys that fail; guarded by mu
+	retryTurn  bool                    // a retry goes before what is ready; guarded by mu
+	sample     *keyQueue               // from a random place in the debt, for the next probe; guarded by mu
+	backAgain  bool                    // the subscriber came back: what waits in the debt is due; guarded by mu
+	wake       *time.Timer             // when the next retry or probe may begin; guarded by mu
+	wakeAt     time.Time               // of wake, zero when it is not set; guarded by mu
+	calls      map[*call]struct{}      // under way, overdue ones included; guarded by mu
+	retryCalls int                     // of them retries, and not overdue; guarded by mu
+	overdue    int                     // of them; their slots were given to others; guarded by mu
+	behind     time.Duration           // age of the last event when it was offered; guarded by mu
+	pressed    time.Time               // since when the others wait for this lane, zero while they do not; guarded by mu
+	held       int                     // deliveries offered and neither finished nor owed; guarded by mu
+	batch      int                     // events in the next call, below Options.Batch after a batch failed; guarded by mu
+	retryBatch int                     // the same for calls of keys that fail; guarded by mu
+	breaker    breaker                 // guarded by mu
+	scope      scope                   // guarded by mu
+	tried      map[*event.Event]*item  // given back by a replay after they failed; guarded by mu
+	lookNow    bool                    // somebody has changed something; guarded by mu
+	unwanted   error                   // why the subscriber asks to be paused, until it is; guarded by mu
+	stats      Stats                   // guarded by mu
+	seen       []Attempt               // scratch of observe; guarded by mu
+	ends       []ack.End               // finished and not yet acknowledged; guarded by mu
+	items      slab.Of[item]           // guarded by mu
+	spare      []*keyQueue             // for keys to come; guarded by mu
+	spareCalls []*call                 // for calls to come; guarded by mu
+	warned     time.Time               // when a failure was last logged; guarded by mu
 
 	deadSaid *rate.Limiter // lets lines of the log about dead letters through
 
@@ -149,26 +163,28 @@ func New(number int, sub subscriber.Subscriber, options Options, acks Acks, ower
 		options.Batch = 1
 	}
 	options.Concurrency = max(1, options.Concurrency)
+	if options.Standstill <= 0 {
+		options.Standstill = DefaultStandstill
+	}
 	if options.Ordering == Total {
 		options.Concurrency = 1
 	}
 	return &Lane{
-		number:   number,
-		sub:      sub,
-		options:  options,
-		acks:     acks,
-		ower:     ower,
-		stream:   stream,
-		log:      log.With("subscriber", sub.Name()),
-		metrics:  metrics,
-		made:     time.Now(),
-		late:     fmt.Errorf("the handler's deadline of %v is over", options.Timeout),
-		keys:     make(map[string]*keyQueue),
-		resting:  make(map[*keyQueue]struct{}),
-		calls:    make(map[*call]struct{}),
-		batch:    options.Batch,
+		number:  number,
+		sub:     sub,
+		options: options,
+		acks:    acks,
+		ower:    ower,
+		stream:  stream,
+		log:     log.With("subscriber", sub.Name()),
+		metrics: metrics,
+		made:    time.Now(),
+		late:    fmt.Errorf("the handler's deadline of %v is over", options.Timeout),
+		keys:    make(map[string]*keyQueue),
+		calls:   make(map[*call]struct{}),
+		batch:   options.Batch, retryBatch: options.Batch,
 		breaker:  breaker{backoff: options.Backoff},
-		scope:    scope{checking: true, counted: make(map[event.Identity]int), keys: make(map[string]int), blocked: make(map[string]bool), failed: make(map[*item]struct{})},
+		scope:    scope{checking: true, counted: make(map[uint64]int), keys: make(map[string]int), blocked: make(map[string]bool), failed: make(map[*item]struct{})},
 		deadSaid: rate.NewLimiter(5, 20),
 		idle:     make(chan struct{}, 1),
 		desk:     make(chan struct{}, 1),
@@ -285,16 +301,16 @@ func (l *Lane) drain(limit time.Duration, yield bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.running = false
-	l.breaker.stop()
-	for q := range l.resting {
-		q.timer.Stop()
+	if l.wake != nil {
+		l.wake.Stop()
 	}
 }
 
 func (l *Lane) drained() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return len(l.calls) == l.overdue && (l.ready.empty() || l.breaker.open || !l.running)
+	idle := l.ready.empty() && l.retries.due(time.Now()) == nil
+	return len(l.calls) == l.overdue && (idle || l.breaker.open() || !l.running)
 }
 
 // awaitHandlers gives cancelled handlers a moment to return.
@@ -316,8 +332,8 @@ func (l *Lane) awaitHandlers() error {
 	}
 }
 
-// pump starts calls while there is something to do and somebody to do it. Every change of state ends
-// with it. The caller holds mu.
+// pump starts calls while there is something to do and a free slot. Every change of state ends with it.
+// The caller holds mu.
 func (l *Lane) pump() {
 	for c := l.next(); c != nil; c = l.next() {
 		l.handler.Go(func() {
@@ -325,31 +341,79 @@ func (l *Lane) pump() {
 			}
 		})
 	}
+	l.scheduleWakeLocked(time.Now())
 }
 
-// next begins a call, or returns nil while there is nothing to do or nobody to do it. The caller holds mu.
+// next begins a call, or returns nil while there is nothing to do or no slot is free. The caller holds mu.
 func (l *Lane) next() *call {
-	for l.running && !l.suspended && len(l.calls)-l.overdue < l.options.Concurrency && l.overdue < maxOverdue && !l.ready.empty() {
-		size := l.batch
-		if l.breaker.open {
-			if len(l.calls) > l.overdue {
-				return nil // one probe at a time; its end pumps again
-			}
-			if !l.breaker.mayProbe(time.Now()) {
-				l.breaker.scheduleProbe(l.probe)
-				return nil
-			}
-			size = 1
+	for l.running && !l.suspended && len(l.calls)-l.overdue < l.options.Concurrency && l.overdue < maxOverdue {
+		if l.ready.empty() && len(l.retries) == 0 {
+			return nil
 		}
-		c := l.newCall()
-		if l.take(c, size); len(c.items) > 0 {
+		now := time.Now()
+		c := l.newCall(now)
+		if l.breaker.open() {
+			l.chooseProbeLocked(c, now)
+		} else {
+			l.chooseLocked(c, now)
+		}
+		if len(c.items) > 0 {
 			l.address(c)
 			l.calls[c] = struct{}{}
+			if c.retry {
+				l.retryCalls++
+			}
 			return c
 		}
 		l.letGo(c, true)
+		if l.breaker.open() || l.ready.empty() {
+			return nil // the timer comes back for what is not due
+		}
 	}
 	return nil
+}
+
+// chooseLocked takes what goes into a call: keys that are well, or keys that fail. These ride apart and have
+// at most half of the slots, so that a receiver that lets them wait delays no other key.
+func (l *Lane) chooseLocked(c *call, now time.Time) {
+	retry := l.retryCalls < max(1, l.options.Concurrency/2) && l.retries.due(now) != nil
+	if retry && (l.retryTurn || l.ready.empty()) {
+		l.retryTurn, c.retry = false, true
+		for len(c.items) < l.retryBatch && l.retries.due(now) != nil {
+			l.takeFromLocked(c, l.retries.pop(), l.retryBatch)
+		}
+		return
+	}
+	l.retryTurn = true
+	for len(c.items) < l.batch {
+		q := l.nextUntriedLocked()
+		if q == nil {
+			return
+		}
+		l.takeFromLocked(c, q, l.batch)
+	}
+}
+
+// takeFromLocked moves deliveries of a key that is in no list any more to a call of up to size.
+func (l *Lane) takeFromLocked(c *call, q *keyQueue, size int) {
+	if q == l.sample {
+		l.sample = nil
+	}
+	n := min(size-len(c.items), len(q.items))
+	if n == 0 { // its events were moved to the debt
+		l.release(q)
+		return
+	}
+	for i, it := range q.items[:n] {
+		it.queue = q
+		if it.dead || l.options.BlockKey { // what is behind it may have to wait for a person
+			n = i + 1
+			break
+		}
+	}
+	c.items = append(c.items, q.items[:n]...)
+	q.items = q.items[n:]
+	q.state = inWork
 }
 
 // address makes the deliveries of a call. What already is to be a dead letter needs no subscriber, only the
@@ -365,35 +429,6 @@ func (l *Lane) address(c *call) {
 			d.Replay, d.Again = true, it.replay.again
 		}
 		c.deliveries = append(c.deliveries, d)
-	}
-}
-
-// probe is called by the breaker's timer.
-func (l *Lane) probe() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.pump()
-}
-
-// take moves up to size deliveries of the ready keys to a call, in order of arrival.
-func (l *Lane) take(c *call, size int) {
-	for len(c.items) < size && !l.ready.empty() {
-		q := l.ready.pop()
-		n := min(size-len(c.items), len(q.items))
-		if n == 0 { // its events were moved to the debt
-			l.release(q)
-			continue
-		}
-		for i, it := range q.items[:n] {
-			it.queue = q
-			if it.dead || l.options.BlockKey { // what is behind it may have to wait for a person
-				n = i + 1
-				break
-			}
-		}
-		c.items = append(c.items, q.items[:n]...)
-		q.items = q.items[n:]
-		q.state = inWork
 	}
 }
 
@@ -422,7 +457,7 @@ func (l *Lane) Stats() Stats {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := l.stats
-	s.Open, s.BreakerOpen = l.held, l.breaker.open
+	s.Open, s.BreakerOpen = l.held, l.breaker.open()
 	s.InDebt, s.KeysInDebt, s.Paused = l.scope.all, len(l.scope.keys), l.scope.paused
 	s.Overdue = l.inWork(func(c *call) bool { return c.overdue })
 	return s

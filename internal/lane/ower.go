@@ -2,6 +2,7 @@ package lane
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/backendstart/walpost/internal/event"
@@ -22,8 +23,12 @@ type Ower interface {
 	// Dead records a dead letter, or makes one of a waiting delivery.
 	Dead(ctx context.Context, subscriber string, letter Owed) error
 	// Waiting reads waiting deliveries in the order of their positions. It returns at least one if there
-	// is any. An event whose row is gone comes back as an invalid one that says so.
+	// is any that the query asks for. An event whose row is gone comes back as an invalid one that says so.
 	Waiting(ctx context.Context, subscriber string, query Query) ([]Owed, error)
+	// Sample returns the first waiting delivery of a key, picked at random among the keys that are due in
+	// the front of the debt; pick is at least 0 and below 1. Without an ordering by key each delivery is a
+	// key of its own. There is none when nothing is due.
+	Sample(ctx context.Context, subscriber string, order Ordering, pick float64) ([]Owed, error)
 	// Known returns the state of those of the events that are recorded, by index: StateWaiting,
 	// StateDead or StatePaid.
 	Known(ctx context.Context, subscriber string, events []*event.Event) (map[int]State, error)
@@ -75,7 +80,20 @@ type Query struct {
 	Without []string       // keys to leave out
 	Limit   int            // rows
 	Bytes   int64          // stop after so much event data
+
+	// Order says what failed deliveries keep others from being read. ByKey: those of their key. A failed one
+	// behind After keeps back its key, because the caller has set that aside, unless it is among InHand; one
+	// that is due after Due keeps back itself and what follows. None: one that is due after Due is left out.
+	Order  Ordering
+	InHand []string
+	Due    time.Time // zero: everything is due
+	// Change is Look.Change as the caller knows it. With ByKey, ErrChanged says that people have changed
+	// something since: what kept a key back may be gone.
+	Change int64
 }
+
+// ErrChanged is the answer of Waiting when the caller has to look first what people have changed.
+var ErrChanged = errors.New("what is owed was changed")
 
 // Debt is what Load found.
 type Debt struct {

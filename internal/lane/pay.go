@@ -2,8 +2,11 @@ package lane
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
+	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/backendstart/walpost/internal/event"
@@ -17,7 +20,7 @@ func (d *desk) settle(ctx context.Context) error {
 	var failed []Owed
 	for it := range l.scope.failed {
 		o := it.owed()
-		o.NextAttempt = it.past().last.Add(l.options.Backoff.Wait(it.attempts()))
+		o.NextAttempt = it.past().next
 		failed = append(failed, o)
 	}
 	noted := maps.Clone(l.scope.failed)
@@ -85,106 +88,185 @@ func (d *desk) read(ctx context.Context) error {
 	l := d.l
 	l.mu.Lock()
 	s := &l.scope
-	ready := d.waiting && l.running && !s.paused && !s.checking && !l.liveAtWork() && d.wantsMore()
+	ready := d.waiting && l.running && !l.draining && !s.paused && !s.checking && !l.liveAtWork()
+	if ready && l.backAgain && d.leftOut {
+		d.again = true // what failed while the subscriber was away need not wait any longer
+	}
 	if ready && d.again {
-		ready = d.beginPass(time.Now())
+		ready = d.beginPassLocked(time.Now())
 	}
-	if ready && l.options.Ordering == ByKey {
-		d.dropHogs()
+	if l.options.Ordering == Total && s.blocked[""] {
+		ready = false
 	}
-	room := payLimit - s.inHand
-	bytes := payBytes - s.inHandBytes
-	ready = ready && !l.draining && room >= payLimit/2 && (bytes >= payBytes/2 || s.inHand == 0)
-	query := Query{After: d.cursor, Limit: room, Bytes: max(bytes, 1)}
-	if l.options.Ordering == ByKey {
-		for key := range d.without {
-			query.Without = append(query.Without, key)
-		}
-		for key := range s.blocked {
-			query.Without = append(query.Without, key)
-		}
-	}
-	blockedAll := l.options.Ordering == Total && s.blocked[""]
-	l.mu.Unlock()
-	if !ready || blockedAll {
+	if !ready || !d.wantsMoreLocked() {
+		l.mu.Unlock()
 		return nil
 	}
+	if !d.unread {
+		l.mu.Unlock()
+		return d.endPass(ctx)
+	}
+	failing, failingBytes := d.setAsideLocked()
+	room := payLimit - (s.inHand - failing)
+	bytes := payBytes - (s.inHandBytes - failingBytes)
+	if room < payLimit/2 || bytes < payBytes/2 && s.inHand > failing {
+		l.mu.Unlock()
+		return nil
+	}
+	query := d.queryLocked(room, max(bytes, 1))
+	l.mu.Unlock()
+
+	began := time.Now()
 	owed, err := l.ower.Waiting(ctx, l.Name(), query)
+	d.passTook += time.Since(began)
+	if errors.Is(err, ErrChanged) {
+		l.Look()
+		return nil
+	}
 	if err != nil {
 		return fmt.Errorf("read what is owed: %w", err)
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	if len(owed) == 0 {
 		d.unread = false
-		d.endPass(time.Now())
-		return nil
+		return d.endPass(ctx)
 	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	now := time.Now()
 	for _, o := range owed {
 		d.cursor = o.Event.Position
-		if s.blocked[l.keyOf(o.Event)] {
-			continue // since the query was made
+		key := l.keyOf(o.Event)
+		if s.blocked[key] || d.without[key] {
+			continue // blocked since the query was made; or in hand, where each event is a key
 		}
-		it := l.newItem(o.Event, now)
-		if o.Attempts > 0 || !o.FirstFailure.IsZero() {
-			past := it.failing()
-			past.attempts, past.first, past.last = o.Attempts, o.FirstFailure, o.LastFailure
-		}
-		s.takeInHand(it)
-		if d.passes > 0 && o.NextAttempt.After(now) && l.keys[l.keyOf(it.ev)] == nil {
-			// Given up by an earlier pass; after a restart nothing waits for its backoff.
-			l.queueLater(it, min(o.NextAttempt.Sub(now), l.options.Backoff.Max))
-			continue
-		}
-		l.queue(it)
+		d.takeInHandLocked(o, now)
 	}
 	l.pump()
 	signal(l.desk) // there may be more
 	return nil
 }
 
-// wantsMore reports whether what is in hand is too little. While the subscriber is away that is only so
-// when nothing of it can be the next probe: the keys in hand may be the ones that fail, and not the
-// subscriber. The caller holds mu.
-func (d *desk) wantsMore() bool {
+// queryLocked is the next page of this pass.
+func (d *desk) queryLocked(limit int, bytes int64) Query {
 	l := d.l
-	if !l.breaker.open || l.scope.inHand == 0 {
-		return true
+	query := Query{After: d.cursor, Limit: limit, Bytes: bytes, Order: l.options.Ordering, Due: d.dueBy, Change: d.change}
+	if l.options.Ordering != ByKey {
+		return query
 	}
-	return (d.unread || d.again) && l.ready.empty() && len(l.calls) == l.overdue
-}
-
-// dropHogs gives up keys in backoff when they fill a quarter of what may be in hand: the others go on
-// without them.
-func (d *desk) dropHogs() {
-	l := d.l
-	hogs := 0
-	for q := range l.resting {
-		hogs += len(q.items)
+	for key := range d.without {
+		query.Without = append(query.Without, key)
 	}
-	if hogs < payLimit/4 {
-		return
+	for key := range l.scope.blocked {
+		query.Without = append(query.Without, key)
 	}
-	for q := range l.resting {
-		if q.items[0].fromDebt() {
-			d.without[q.key] = true
-			l.giveUp(q)
+	inHand := make(map[string]bool)
+	for _, it := range l.owedItems() {
+		if key := it.ev.Key; !inHand[key] && !d.without[key] {
+			inHand[key] = true
+			query.InHand = append(query.InHand, key)
 		}
 	}
+	return query
 }
 
-// endPass is called when nothing is left beyond the cursor. Then all that waits is in hand, unless keys
-// were left out: for those the next pass begins after a while.
-func (d *desk) endPass(now time.Time) {
+// takeInHandLocked queues a delivery that was read from the debt, and returns its key.
+func (d *desk) takeInHandLocked(o Owed, now time.Time) *keyQueue {
 	l := d.l
+	it := l.newItem(o.Event, now)
+	key := l.keyOf(o.Event)
+	hasFailed := o.Attempts > 0 || !o.FirstFailure.IsZero()
+	if hasFailed {
+		past := it.failing()
+		past.attempts, past.first, past.last = o.Attempts, o.FirstFailure, o.LastFailure
+	}
+	l.scope.takeInHand(it)
+	if !hasFailed || l.keys[key] != nil {
+		l.queue(it)
+		return l.keys[key]
+	}
+	due := now
+	asked := o.NextAttempt.Sub(o.LastFailure) > l.options.Backoff.Max // by the receiver
+	if asked || !d.allDue {
+		due = latest(now, o.NextAttempt)
+	}
+	return l.queueFailedLocked(it, due)
+}
+
+// wantsMoreLocked reports whether what is in hand is too little. While the subscriber is away, that is when
+// everything in hand has failed since: the keys in hand may be those that fail, and not the subscriber.
+func (d *desk) wantsMoreLocked() bool {
+	l := d.l
+	return !l.breaker.open() || l.ready.empty() && len(l.calls) == l.overdue
+}
+
+// setAsideLocked bounds what failing keys hold of the memory for the debt, by number and by bytes: it gives
+// up those whose next attempt is furthest away, so that the others go on without them. They stay recorded,
+// and a later pass comes back to them. At least one stays in hand, to be tried. It returns what they hold.
+func (d *desk) setAsideLocked() (number int, bytes int64) {
+	l := d.l
+	var queues []*keyQueue
+	size := func(q *keyQueue) (n int, bytes int64) {
+		for _, it := range q.items {
+			if it.fromDebt() {
+				n, bytes = n+1, bytes+int64(it.ev.Size())
+			}
+		}
+		return n, bytes
+	}
+	for _, q := range l.retries {
+		if len(q.items) == 0 || !q.items[0].fromDebt() {
+			continue
+		}
+		n, b := size(q)
+		number, bytes = number+n, bytes+b
+		// What fails must be known to the debt before it is left out of what is read next.
+		if _, unnoted := l.scope.failed[q.items[0]]; !unnoted {
+			queues = append(queues, q)
+		}
+	}
+	if l.options.Ordering == Total || number < payLimit/4 && bytes < payBytes/4 {
+		return number, bytes
+	}
+	slices.SortFunc(queues, func(a, b *keyQueue) int { return a.due.Compare(b.due) })
+	room, roomBytes := payLimit/4, int64(payBytes/4)
+	for i, q := range queues {
+		n, b := size(q)
+		if i == 0 { // to be tried, however large it is
+			continue
+		}
+		if n <= room && b <= roomBytes {
+			room, roomBytes = room-n, roomBytes-b
+			continue
+		}
+		number, bytes = number-n, bytes-b
+		l.giveUp(q)
+		d.leftOut = true
+	}
+	return number, bytes
+}
+
+// endPass is called when nothing is left beyond the cursor. Unless something was left out, all that waits is
+// in hand then. Else the next pass begins after a while.
+func (d *desk) endPass(ctx context.Context) error {
+	l := d.l
+	l.mu.Lock()
+	inHand, leftOut := l.scope.inHand, d.leftOut
+	l.mu.Unlock()
+	if leftOut {
+		if inHand > 0 {
+			return d.betweenPasses(ctx)
+		}
+		more, err := l.ower.Waiting(ctx, l.Name(), Query{Limit: 1})
+		if err != nil {
+			return fmt.Errorf("read what is owed: %w", err)
+		}
+		if len(more) > 0 {
+			return d.betweenPasses(ctx)
+		}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	s := &l.scope
-	if len(d.without) > 0 {
-		if d.again = s.inHand == 0 || now.Sub(d.passAt) >= passInterval; d.again {
-			signal(l.desk)
-		}
-		return
-	}
 	if s.inHand == 0 {
 		for key := range s.keys { // whatever was counted: nothing of them waits
 			if !s.blocked[key] {
@@ -193,25 +275,117 @@ func (d *desk) endPass(now time.Time) {
 		}
 		d.waiting = false
 		d.looked = time.Time{} // tell the tracker at once
-		d.beginPass(now)
+		d.beginPassLocked(time.Now())
+		d.dueBy, d.leftOut = time.Time{}, false
 	}
-	if !l.breaker.open {
+	if !l.breaker.open() {
 		l.narrow()
 	}
+	return nil
 }
 
-// beginPass begins to read from the oldest. What is in hand is not to be read again: keys are left out of
-// the pass, and where everything is one key, or none, the pass waits until nothing is in hand.
-func (d *desk) beginPass(now time.Time) bool {
+// betweenPasses waits until it is time to come back to what was left out. Passes over a long debt of failing
+// keys take at most a tenth of the time. Meanwhile keys of which nothing waits any more join the live ones.
+func (d *desk) betweenPasses(ctx context.Context) error {
 	l := d.l
-	if l.options.Ordering != ByKey && l.scope.inHand > 0 {
+	now := time.Now()
+	l.mu.Lock()
+	tried := l.breaker.open() && len(l.retries) > 0
+	l.mu.Unlock()
+	if tried {
+		return nil // what was left out has failed: while the subscriber is away, samples of it are enough
+	}
+	if now.Sub(d.passAt) >= max(passInterval, 10*d.passTook) {
+		d.again = true
+		signal(l.desk)
+	}
+	if now.Sub(d.countedAt) < max(countInterval, 20*d.countTook) {
+		return nil
+	}
+	debt, err := l.ower.Load(ctx, l.Name(), l.acks.Secured(l.number), maxKeys)
+	if err != nil {
+		return fmt.Errorf("count what is owed: %w", err)
+	}
+	d.countedAt, d.countTook = time.Now(), time.Since(now)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !debt.More && debt.Change == d.change {
+		l.narrowTo(debt.Keys)
+	}
+	return nil
+}
+
+// beginPassLocked begins to read from the oldest. What is in hand is not to be read again: what is not under
+// way and has not failed is given up, the other keys are left out of the pass; where everything is one key,
+// the pass waits until nothing is in hand.
+func (d *desk) beginPassLocked(now time.Time) bool {
+	l := d.l
+	if l.options.Ordering == Total && l.scope.inHand > 0 {
 		return false
 	}
-	d.cursor, d.again, d.unread, d.passAt = event.Position{}, false, true, now
+	d.cursor, d.again, d.unread, d.passAt, d.passTook = event.Position{}, false, true, now, 0
+	d.allDue = d.passes == 0 || l.backAgain
+	switch {
+	case d.passes == 0:
+		d.dueBy = time.Time{}
+	case l.backAgain:
+		d.dueBy = now.Add(l.options.Backoff.Max)
+	default:
+		d.dueBy = now
+	}
 	d.passes++
+	l.backAgain = false
+	for _, q := range l.keys {
+		if q.state == ready {
+			l.giveUp(q)
+		}
+	}
 	clear(d.without)
 	for _, it := range l.owedItems() {
 		d.without[l.keyOf(it.ev)] = true
 	}
+	d.leftOut = !d.dueBy.IsZero() || len(d.without) > 0
 	return true
+}
+
+// readSample fetches the next probe from a random place in the debt, while the subscriber is away.
+func (d *desk) readSample(ctx context.Context) error {
+	l := d.l
+	now := time.Now()
+	l.mu.Lock()
+	wanted := l.breaker.open() && l.sample == nil && !now.Before(l.breaker.nextOther) && now.Sub(d.sampledAt) >= maxProbeGap &&
+		l.options.Ordering != Total && d.waiting && !d.again && l.running && !l.draining && !l.scope.paused && !l.scope.checking && !l.liveAtWork()
+	l.mu.Unlock()
+	if !wanted {
+		return nil
+	}
+	d.sampledAt = now
+	owed, err := l.ower.Sample(ctx, l.Name(), l.options.Ordering, rand.Float64())
+	if err != nil {
+		return fmt.Errorf("read a sample of what is owed: %w", err)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, o := range owed {
+		key := l.keyOf(o.Event)
+		q := l.keys[key]
+		if l.scope.blocked[key] || !l.breaker.open() {
+			return nil
+		}
+		if q == nil && !d.inHandLocked(key) {
+			q = d.takeInHandLocked(o, time.Now())
+			d.without[key], d.leftOut = true, true // what follows it is read in the next pass
+			d.setAsideLocked()
+		}
+		if q != nil && len(q.items) > 0 && (q.state == ready || q.state == retrying) {
+			l.sample = q
+		}
+	}
+	l.pump()
+	return nil
+}
+
+// inHandLocked reports whether something of a key was read and is not yet removed from the debt.
+func (d *desk) inHandLocked(key string) bool {
+	return slices.ContainsFunc(d.l.owedItems(), func(it *item) bool { return d.l.keyOf(it.ev) == key })
 }

@@ -1,6 +1,7 @@
 package lane
 
 import (
+	"slices"
 	"time"
 
 	"github.com/backendstart/walpost/internal/ack"
@@ -25,10 +26,11 @@ type item struct {
 // failure is how an item has failed. Most never do, and a window full of items is to be small.
 type failure struct {
 	attempts    int // failed ones
-	counted     int // failed ones after which the subscriber was proved to be well
+	counted     int // failed ones that count towards Options.MaxAttempts; see breaker.counts
 	refused     int // times that its dead letter could not be recorded
 	first, last time.Time
-	err         error // of the last one
+	next        time.Time // when the next one is due
+	err         error     // of the last one
 }
 
 // past is how the item has failed so far, to be read.
@@ -61,7 +63,7 @@ func (it *item) fromDebt() bool { return it.live == nil && it.replay == nil }
 // owed is what is recorded of an item.
 func (it *item) owed() Owed {
 	past := it.past()
-	o := Owed{Event: it.ev, Attempts: past.attempts, FirstFailure: past.first, LastFailure: past.last}
+	o := Owed{Event: it.ev, Attempts: past.attempts, FirstFailure: past.first, LastFailure: past.last, NextAttempt: past.next}
 	if past.err != nil {
 		o.Err = past.err.Error()
 	}
@@ -72,10 +74,10 @@ func (it *item) owed() Owed {
 type keyState int
 
 const (
-	idle    keyState = iota // nothing queued
-	ready                   // in Lane.ready
-	inWork                  // its first events are in a call
-	backoff                 // waits for its timer
+	idle     keyState = iota // nothing queued
+	ready                    // in Lane.ready: its head has not failed
+	inWork                   // its first events are in a call
+	retrying                 // in Lane.retries: the key fails
 )
 
 // keyQueue keeps the events of one key in commit order. All of it is guarded by Lane.mu.
@@ -85,8 +87,35 @@ type keyQueue struct {
 	key   string
 	state keyState
 	items []*item
-	first [1]*item    // room for the only event that most keys have
-	timer *time.Timer // since the first backoff
+	first [1]*item // room for the only event that most keys have
+
+	failedAt  time.Time // since when the key fails without a delivery between; zero while it does not
+	heldUntil time.Time // no attempt before: the receiver has asked for it
+	due       time.Time // of the next attempt, while retrying
+	place     int       // in Lane.retries, while retrying
+}
+
+// fails reports whether the key's next call is a retry: those ride apart from the keys that are well.
+func (q *keyQueue) fails() bool {
+	return !q.failedAt.IsZero() || len(q.items) > 0 && q.items[0].attempts() > 0
+}
+
+// lastFailure is when the head failed last, zero for one that has not failed.
+func (q *keyQueue) lastFailure() time.Time {
+	if len(q.items) == 0 {
+		return time.Time{}
+	}
+	return q.items[0].past().last
+}
+
+// stoodSince is since when the head stands still: since it failed first, or was offered. made is when the
+// lane was made.
+func (q *keyQueue) stoodSince(made time.Time) time.Time {
+	head := q.items[0]
+	if first := head.past().first; !first.IsZero() {
+		return first
+	}
+	return made.Add(head.offered)
 }
 
 // keyOf is what the lane keeps order within. Without an ordering every event is a key of its own.
@@ -114,24 +143,41 @@ func (l *Lane) queue(it *item) {
 	}
 }
 
-// queueLater is queue for the first item of a key that has to wait.
-func (l *Lane) queueLater(it *item, wait time.Duration) {
+// queueFailedLocked is queue for an item that had failed when it was recorded. It is due then, or later.
+func (l *Lane) queueFailedLocked(it *item, due time.Time) *keyQueue {
 	q := l.newQueue(l.keyOf(it.ev))
 	q.items = append(q.items, it)
+	q.failedAt = it.past().first
 	l.keys[q.key] = q
-	l.backOff(q, wait)
+	l.retryAtLocked(q, due)
+	return q
 }
 
+// makeReady lets the next event of a key go as soon as its turn comes.
 func (l *Lane) makeReady(q *keyQueue) {
-	l.endBackoff(q)
+	if q.state == retrying {
+		l.retries.remove(q)
+	}
+	if q.fails() {
+		l.retryAtLocked(q, latest(time.Now(), q.heldUntil))
+		return
+	}
 	q.state = ready
 	l.ready.push(q)
 }
 
-func (l *Lane) endBackoff(q *keyQueue) {
-	if q.state == backoff {
-		q.timer.Stop()
-		delete(l.resting, q)
+// retryAtLocked puts a key among those that fail. It must be in no other list.
+func (l *Lane) retryAtLocked(q *keyQueue, due time.Time) {
+	q.state, q.due = retrying, due
+	l.retries.add(q)
+}
+
+// releaseEmptyLocked releases a retrying key whose last event was moved to the debt. One in another list is
+// released when its turn comes.
+func (l *Lane) releaseEmptyLocked(q *keyQueue) {
+	if len(q.items) == 0 && q.state == retrying {
+		l.retries.remove(q)
+		l.release(q)
 	}
 }
 
@@ -143,8 +189,10 @@ func (l *Lane) release(q *keyQueue) {
 	}
 	q.state = idle
 	delete(l.keys, q.key)
-	// A timer that has fired may still be waiting for mu: its key must not become another one.
-	if q.timer == nil && len(l.spare) < maxSpare {
+	if q == l.sample {
+		l.sample = nil
+	}
+	if len(l.spare) < maxSpare {
 		*q = keyQueue{} // what it held is done, and must not stay in memory until somebody needs a queue
 		l.spare = append(l.spare, q)
 	}
@@ -156,16 +204,16 @@ const maxSpare = 1000
 // newQueue makes the queue of a key that has none. Where every event has a key of its own that is once per
 // event, so queues are used again.
 func (l *Lane) newQueue(key string) *keyQueue {
-	if len(l.spare) == 0 {
-		q := &keyQueue{key: key}
-		q.items = q.first[:0]
-		return q
+	var q *keyQueue
+	if last := len(l.spare) - 1; last >= 0 {
+		q = l.spare[last]
+		l.spare[last] = nil
+		l.spare = l.spare[:last]
+	} else {
+		q = &keyQueue{}
 	}
-	last := len(l.spare) - 1
-	q := l.spare[last]
-	l.spare[last] = nil
-	l.spare = l.spare[:last]
 	q.key, q.items = key, q.first[:0]
+	q.failedAt = l.breaker.keys.since(key)
 	return q
 }
 
@@ -180,20 +228,6 @@ func rest(items []*item, n int) []*item {
 // putBack returns deliveries of one key that are not finished to the front of their queue.
 func (q *keyQueue) putBack(items []*item) {
 	q.items = append(items[:len(items):len(items)], q.items...)
-}
-
-// backOff lets a key wait.
-func (l *Lane) backOff(q *keyQueue, wait time.Duration) {
-	q.state = backoff
-	l.resting[q] = struct{}{}
-	q.timer = time.AfterFunc(wait, func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		if q.state == backoff && l.running {
-			l.makeReady(q)
-			l.pump()
-		}
-	})
 }
 
 // fifo is a queue of keys. The zero value is empty.
@@ -220,4 +254,11 @@ func (f *fifo) pop() *keyQueue {
 	f.head[last] = nil
 	f.head = f.head[:last]
 	return q
+}
+
+// remove takes a queue out of its place in the middle.
+func (f *fifo) remove(q *keyQueue) {
+	is := func(other *keyQueue) bool { return other == q }
+	f.head = slices.DeleteFunc(f.head, is)
+	f.tail = slices.DeleteFunc(f.tail, is)
 }

@@ -24,7 +24,7 @@ func settings() lane.Options {
 	return lane.Options{
 		Ordering: lane.ByKey, Concurrency: 8, Batch: 1, Timeout: 10 * time.Second,
 		Backoff:     lane.Backoff{Initial: 200 * time.Millisecond, Max: 30 * time.Second},
-		MaxAttempts: 12, StallAfter: never,
+		MaxAttempts: 12, StallAfter: never, Standstill: time.Second,
 	}
 }
 

@@ -1,11 +1,11 @@
 package lane
 
 import (
+	"hash/maphash"
 	"slices"
 	"time"
 
 	"github.com/backendstart/walpost/internal/ack"
-	"github.com/backendstart/walpost/internal/event"
 )
 
 // scope says which events are held back because something before them is owed. All of it is guarded by
@@ -27,19 +27,16 @@ type scope struct {
 	held   []*item // offered and in scope
 	urgent bool    // some of held stand still and must leave the window
 
-	inHand      int                    // read from the debt; neither removed there nor given up here
-	inHandBytes int64                  // of them
-	counted     map[event.Identity]int // failures that count of what was given up
-	paid        []*item                // of them: delivered, to be removed from the debt
-	failed      map[*item]struct{}     // of them: failed, to be noted there
+	inHand      int                // read from the debt; neither removed there nor given up here
+	inHandBytes int64              // of them
+	counted     map[uint64]int     // by hash of the identity: failures that count of what was given up
+	paid        []*item            // of them: delivered, to be removed from the debt
+	failed      map[*item]struct{} // of them: failed, to be noted there
 }
 
 // unknown is the count of a key of which something is recorded, but nobody knows how much: it is in debt
 // until a read finds nothing more.
 const unknown = 1 << 30
-
-// standstill is how long every call of a lane must be under way for the lane not to move.
-const standstill = time.Second
 
 func (l *Lane) inScope(it *item) bool {
 	s := &l.scope
@@ -93,7 +90,7 @@ func (l *Lane) assess(now time.Time) {
 	}
 	crowded := l.stream.Crowds()
 	switch {
-	case l.breaker.open && (crowded || now.Sub(l.breaker.since) >= l.options.StallAfter):
+	case l.breaker.open() && (crowded || now.Sub(l.breaker.since) >= l.options.StallAfter):
 		l.enterAll("it is away")
 		return
 	case crowded && l.standsStill(now):
@@ -104,9 +101,8 @@ func (l *Lane) assess(now time.Time) {
 		return
 	}
 	var stalled []*keyQueue
-	for q := range l.resting {
-		head := q.items[0]
-		if head.live != nil && (crowded || now.Sub(head.past().first) >= l.options.StallAfter) {
+	for _, q := range l.retries {
+		if len(q.items) > 0 && q.items[0].live != nil && (crowded || now.Sub(q.stoodSince(l.made)) >= l.options.StallAfter) {
 			stalled = append(stalled, q)
 		}
 	}
@@ -149,7 +145,7 @@ func (l *Lane) standsStill(now time.Time) bool {
 		return false
 	}
 	for c := range l.calls {
-		if now.Sub(c.begun) < standstill {
+		if now.Sub(c.begun) < l.options.Standstill {
 			return false
 		}
 	}
@@ -211,10 +207,7 @@ func (l *Lane) holdQueue(q *keyQueue) {
 		l.scope.held = append(l.scope.held, it)
 	}
 	q.items = owed
-	if len(owed) == 0 && q.state == backoff {
-		l.endBackoff(q)
-		l.release(q)
-	}
+	l.releaseEmptyLocked(q)
 }
 
 // abandonOverdue lets events of calls that do not return be recorded, where they are in scope. Their
@@ -294,6 +287,38 @@ func (l *Lane) narrow() {
 	l.leaveDebt() // at once: an event that comes now must not overtake one that is held
 }
 
+// narrowTo makes the debt one of the keys that were counted: how many deliveries of each wait, in hand or not.
+func (l *Lane) narrowTo(counts map[string]int) {
+	s := &l.scope
+	if l.breaker.open() || s.urgent || s.paused {
+		return
+	}
+	if s.all {
+		s.all = false
+		l.metrics.inDebt.Set(0)
+		l.log.Info("subscriber has caught up with its debt, but for some keys", "keys_left", len(counts))
+	}
+	clear(s.keys)
+	for key, n := range counts {
+		switch l.options.Ordering {
+		case ByKey:
+			s.keys[key] = n
+		case Total:
+			s.keys[""] += n
+		case None: // nothing waits for what is owed
+		}
+	}
+	// A dead letter may have been recorded before the count, and will be taken off it: count it once more.
+	for c := range l.calls {
+		for _, it := range c.items {
+			if _, ok := s.keys[l.keyOf(it.ev)]; ok && it.dead && it.fromDebt() {
+				s.keys[l.keyOf(it.ev)]++
+			}
+		}
+	}
+	l.leaveDebt()
+}
+
 // widen puts in debt what else turns out to be recorded. It never lets anything out of the scope.
 func (l *Lane) widen(debt Debt) {
 	s := &l.scope
@@ -348,29 +373,40 @@ func (l *Lane) giveUp(q *keyQueue) {
 	for _, it := range q.items {
 		if it.live == nil {
 			l.scope.letGo(it)
-			if counted := it.past().counted; counted > 0 {
-				l.scope.counted[it.ev.Identity()] = counted
-			}
+			l.scope.keepCount(it)
 			continue
 		}
 		kept = append(kept, it)
 	}
 	q.items = kept
-	if len(kept) == 0 && q.state == backoff {
-		l.endBackoff(q)
-		l.release(q)
-	}
+	l.releaseEmptyLocked(q)
 }
 
 // takeInHand and letGo count what was read from the debt.
 func (s *scope) takeInHand(it *item) {
 	s.inHand++
 	s.inHandBytes += int64(it.ev.Size())
-	if counted := s.counted[it.ev.Identity()]; counted > 0 {
+	if len(s.counted) == 0 {
+		return
+	}
+	if counted := s.counted[hashOf(it)]; counted > 0 {
 		it.failing().counted = counted
-		delete(s.counted, it.ev.Identity())
+		delete(s.counted, hashOf(it))
 	}
 }
+
+// countedLimit bounds scope.counted to a few megabytes. Who finds no room starts to count again, until those
+// that have room are dead letters or delivered.
+const countedLimit = 100_000
+
+// keepCount remembers the failures that count of an item that is given up.
+func (s *scope) keepCount(it *item) {
+	if counted := it.past().counted; counted > 0 && len(s.counted) < countedLimit {
+		s.counted[hashOf(it)] = counted
+	}
+}
+
+func hashOf(it *item) uint64 { return maphash.Comparable(keySeed, it.ev.Identity()) }
 
 func (s *scope) letGo(it *item) {
 	s.inHand--

@@ -185,7 +185,7 @@ func TestRelay_outlivesHandlersThatMisbehave(t *testing.T) {
 // lateBy does not look at any context.
 func lateBy(d time.Duration) error {
 	<-time.After(d)
-	return nil
+	return errors.New("too late")
 }
 
 // A handler that never returns is named everywhere and holds its key only, also when the key has fallen

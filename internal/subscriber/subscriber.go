@@ -96,6 +96,26 @@ func IsPermanent(err error) bool {
 	return errors.As(err, &p)
 }
 
+type away struct{ error }
+
+func (a away) Unwrap() error { return a.error }
+
+// Away marks an error that says that the destination, or the part of it that this event goes to, is absent:
+// a partition without a leader, a full stream. The event waits for as long as that takes: the attempt never
+// counts towards max_attempts, whatever is delivered elsewhere meanwhile.
+func Away(err error) error {
+	if err == nil {
+		return nil
+	}
+	return away{err}
+}
+
+// IsAway reports whether err, or one that it wraps, was marked with Away.
+func IsAway(err error) bool {
+	var a away
+	return errors.As(err, &a)
+}
+
 type unwanted struct{ error }
 
 func (u unwanted) Unwrap() error { return u.error }

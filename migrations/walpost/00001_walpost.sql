@@ -96,6 +96,8 @@ CREATE TABLE walpost.owed (
 -- an hour ago, when the table was empty, one of a whole subscriber looks as good for finding a single
 -- delivery as the primary key, and reads everything that is owed for each.
 CREATE INDEX owed_waiting ON walpost.owed (slot, subscriber, epoch, commit_lsn, ordinal) WHERE state = 'waiting';
+-- The first delivery of each key that fails: what is set aside while the others are sent.
+CREATE INDEX owed_failing ON walpost.owed (slot, subscriber, key) WHERE first_failure IS NOT NULL AND state NOT IN ('dead', 'paid');
 CREATE INDEX owed_dead ON walpost.owed (slot, subscriber, epoch, commit_lsn, ordinal) WHERE state = 'dead';
 CREATE INDEX owed_paid ON walpost.owed (slot, subscriber, epoch, commit_lsn, ordinal) WHERE state = 'paid';
 

@@ -1,6 +1,7 @@
 package debttest
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"reflect"
@@ -24,6 +25,9 @@ func Run(t *testing.T, open func(t *testing.T, events []*event.Event) lane.Ower)
 		"Waiting gives the order of positions":                 waitingGivesTheOrder,
 		"Waiting begins after a position":                      waitingBeginsAfter,
 		"Waiting leaves keys out":                              waitingLeavesKeysOut,
+		"Waiting keeps back keys that were set aside":          waitingKeepsBackWhatIsSetAside,
+		"Waiting leaves out what is due later":                 waitingLeavesOutWhatIsDueLater,
+		"Sample picks the first delivery of a key that is due": samplePicksAHead,
 		"Waiting stops at rows and bytes, but gives one":       waitingStops,
 		"Waiting gives nothing where nothing waits":            waitingGivesNothing,
 		"Dead makes a dead letter of a waiting delivery":       deadOfAWaitingOne,
@@ -200,6 +204,80 @@ func waitingLeavesKeysOut(t *testing.T, b *book) {
 	b.wantWaiting(lane.Query{Without: []string{"a", "nobody's"}, Limit: 2}, "e2", "e4")
 	b.wantWaiting(lane.Query{Without: []string{"a", "b"}, Limit: 2})
 	b.wantWaiting(lane.Query{Without: []string{}, Limit: 1}, "e1")
+}
+
+// A key whose first delivery failed and is behind the cursor was set aside, unless it is in hand.
+func waitingKeepsBackWhatIsSetAside(t *testing.T, b *book) {
+	b.record(b.events[:5]...)
+	b.fail(b.events[0], time.Time{}) // key a: e1, e3, e5
+	after := b.events[0].Position
+	b.wantWaiting(lane.Query{After: after, Limit: 10}, "e2", "e3", "e4", "e5")
+	b.wantWaiting(lane.Query{After: after, Limit: 10, Order: lane.None}, "e2", "e3", "e4", "e5")
+	b.wantWaiting(lane.Query{After: after, Limit: 10, Order: lane.ByKey, Change: b.change()}, "e2", "e4")
+	b.wantWaiting(lane.Query{After: after, Limit: 10, Order: lane.ByKey, Change: b.change(), InHand: []string{"a"}}, "e2", "e3", "e4", "e5")
+	b.wantWaiting(lane.Query{Limit: 10, Order: lane.ByKey, Change: b.change()}, "e1", "e2", "e3", "e4", "e5")
+	if _, err := b.ower.Waiting(t.Context(), sub, lane.Query{Limit: 10, Order: lane.ByKey, Change: b.change() + 1}); !errors.Is(err, lane.ErrChanged) {
+		t.Errorf("with another change: %v, want ErrChanged", err)
+	}
+}
+
+func waitingLeavesOutWhatIsDueLater(t *testing.T, b *book) {
+	b.record(b.events[:5]...)
+	now := time.Now()
+	b.fail(b.events[1], now.Add(time.Hour)) // key b: e2, e4
+	b.fail(b.events[0], now.Add(-time.Hour))
+	b.wantWaiting(lane.Query{Limit: 10, Due: now, Order: lane.ByKey, Change: b.change()}, "e1", "e3", "e5")
+	b.wantWaiting(lane.Query{Limit: 10, Due: now, Order: lane.None}, "e1", "e3", "e4", "e5")
+	b.wantWaiting(lane.Query{Limit: 10, Due: now.Add(2 * time.Hour), Order: lane.ByKey, Change: b.change()}, "e1", "e2", "e3", "e4", "e5")
+	b.wantWaiting(lane.Query{Limit: 10, Order: lane.ByKey, Change: b.change()}, "e1", "e2", "e3", "e4", "e5")
+}
+
+func samplePicksAHead(t *testing.T, b *book) {
+	b.wantSample(lane.ByKey, 0.5)
+	b.record(b.events[:5]...)
+	b.wantSample(lane.ByKey, 0, "e1")
+	b.wantSample(lane.ByKey, 0.99, "e2")
+	b.wantSample(lane.None, 0.99, "e5")
+	b.fail(b.events[1], time.Now().Add(time.Hour))
+	b.wantSample(lane.ByKey, 0.99, "e1")
+	b.fail(b.events[0], time.Now().Add(time.Hour))
+	b.wantSample(lane.ByKey, 0)
+	b.wantSample(lane.None, 0, "e3")
+}
+
+// fail notes a failed attempt of a waiting delivery.
+func (b *book) fail(e *event.Event, next time.Time) {
+	b.t.Helper()
+	now := time.Now()
+	err := b.ower.Failed(b.t.Context(), sub, []lane.Owed{{Event: e, Attempts: 1, FirstFailure: now, LastFailure: now, NextAttempt: next, Err: "no"}})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// change is the number of the last change by people.
+func (b *book) change() int64 {
+	b.t.Helper()
+	look, err := b.ower.Look(b.t.Context(), sub)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return look.Change
+}
+
+func (b *book) wantSample(order lane.Ordering, pick float64, want ...string) {
+	b.t.Helper()
+	owed, err := b.ower.Sample(b.t.Context(), sub, order, pick)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	var got []string
+	for _, o := range owed {
+		got = append(got, o.Event.ID)
+	}
+	if !slices.Equal(got, want) {
+		b.t.Errorf("sample at %v: got %v, want %v", pick, got, want)
+	}
 }
 
 func waitingStops(t *testing.T, b *book) {

@@ -150,11 +150,30 @@ func (m *Memory) Waiting(ctx context.Context, subscriber string, query lane.Quer
 	if err := m.begin(ctx); err != nil {
 		return nil, err
 	}
+	if query.Order == lane.ByKey && query.Change != m.changes {
+		return nil, lane.ErrChanged
+	}
 	var owed []lane.Owed
 	size := int64(0)
+	keptBack := make(map[string]bool) // keys
+	for _, key := range query.Without {
+		keptBack[key] = true
+	}
+	inHand := make(map[string]bool)
+	for _, key := range query.InHand {
+		inHand[key] = true
+	}
 	a := m.of(subscriber)
-	for _, r := range a.order[a.after(query.After):] {
-		if r.state != lane.StateWaiting || slices.Contains(query.Without, r.Event.Key) {
+	first := a.after(query.After)
+	for i, r := range a.order {
+		if r.state != lane.StateWaiting {
+			continue
+		}
+		late := !query.Due.IsZero() && r.NextAttempt.After(query.Due)
+		if query.Order == lane.ByKey && !r.FirstFailure.IsZero() && (late || i < first && !inHand[r.Event.Key]) {
+			keptBack[r.Event.Key] = true
+		}
+		if i < first || keptBack[r.Event.Key] || query.Order == lane.None && late {
 			continue
 		}
 		size += int64(r.Event.Size())
@@ -164,6 +183,34 @@ func (m *Memory) Waiting(ctx context.Context, subscriber string, query lane.Quer
 		owed = append(owed, r.Owed)
 	}
 	return owed, nil
+}
+
+// Sample implements lane.Ower.
+func (m *Memory) Sample(ctx context.Context, subscriber string, order lane.Ordering, pick float64) ([]lane.Owed, error) {
+	defer m.mu.Unlock()
+	if err := m.begin(ctx); err != nil {
+		return nil, err
+	}
+	seen := make(map[string]bool)
+	var due []lane.Owed
+	for _, r := range m.of(subscriber).order {
+		key := r.Event.Key
+		if order != lane.ByKey {
+			key = r.Event.Source + " " + r.Event.ID
+		}
+		if r.state != lane.StateWaiting || seen[key] {
+			continue
+		}
+		seen[key] = true
+		if !r.NextAttempt.After(time.Now()) {
+			due = append(due, r.Owed)
+		}
+	}
+	if len(due) == 0 {
+		return nil, nil
+	}
+	n := int(pick * float64(len(due)))
+	return due[n : n+1], nil
 }
 
 // Known implements lane.Ower.

@@ -1,0 +1,151 @@
+package lane
+
+import (
+	"slices"
+	"time"
+)
+
+// chooseProbeLocked takes the event of the next probe, if one may go out now. See breaker.
+func (l *Lane) chooseProbeLocked(c *call, now time.Time) {
+	b := &l.breaker
+	if len(l.calls) > l.overdue || now.Before(b.next) {
+		return // one at a time; its end, or the timer, comes back here
+	}
+	for range turns {
+		c.probe = b.turn
+		b.turn = b.turn.next()
+		if q := l.probeOfLocked(c.probe, now); q != nil {
+			l.takeFromLocked(c, q, 1)
+			return
+		}
+	}
+}
+
+// probeOfLocked returns the key whose turn it is and removes it from its list, or returns nil.
+func (l *Lane) probeOfLocked(t turn, now time.Time) *keyQueue {
+	b := &l.breaker
+	switch t {
+	case untriedTurn:
+		if q := l.nextUntriedLocked(); q != nil {
+			return q
+		}
+		if q := l.retries.due(now); q != nil && !b.failedSince(q.lastFailure()) {
+			return l.retries.pop()
+		}
+	case oldestTurn:
+		if l.retries.due(now) != nil && !now.Before(b.nextOther) {
+			return l.retries.pop()
+		}
+	case randomTurn:
+		q := l.sample
+		if q == nil || now.Before(b.nextOther) || q.due.After(now) {
+			return nil
+		}
+		if q.state == retrying {
+			l.retries.remove(q)
+		} else {
+			l.ready.remove(q)
+		}
+		return q
+	}
+	return nil
+}
+
+// nextUntriedLocked pops the next key whose head has not failed. Queues that have become empty, because
+// their events went to the debt, are released on the way.
+func (l *Lane) nextUntriedLocked() *keyQueue {
+	for !l.ready.empty() {
+		q := l.ready.pop()
+		if len(q.items) > 0 {
+			return q
+		}
+		l.release(q)
+	}
+	return nil
+}
+
+// nextProbeAtLocked is when a probe can go out without another event from outside; zero for never.
+func (l *Lane) nextProbeAtLocked() time.Time {
+	b := &l.breaker
+	switch {
+	case len(l.calls) > l.overdue:
+		return time.Time{}
+	case !l.ready.empty():
+		return b.next
+	}
+	var at time.Time
+	if q := l.retries.first(); q != nil {
+		at = latest(q.due, b.next)
+		if b.failedSince(q.lastFailure()) {
+			at = latest(at, b.nextOther)
+		}
+	}
+	if l.sample != nil {
+		if of := latest(l.sample.due, b.next, b.nextOther); at.IsZero() || of.Before(at) {
+			at = of
+		}
+	}
+	return at
+}
+
+func latest(times ...time.Time) time.Time { return slices.MaxFunc(times, time.Time.Compare) }
+
+// scheduleWakeLocked arranges that pump runs again when the next retry or probe may begin.
+func (l *Lane) scheduleWakeLocked(now time.Time) {
+	if !l.running || l.suspended || len(l.calls)-l.overdue >= l.options.Concurrency || l.overdue >= maxOverdue {
+		return // the end of a call comes back here
+	}
+	var at time.Time
+	if l.breaker.open() {
+		at = l.nextProbeAtLocked()
+	} else if q := l.retries.first(); q != nil && q.due.After(now) {
+		at = q.due // what is due already waits for a call to end
+	}
+	if at.IsZero() || at.Equal(l.wakeAt) {
+		return
+	}
+	l.wakeAt = at
+	wait := max(at.Sub(now), 0)
+	if l.wake == nil {
+		l.wake = time.AfterFunc(wait, l.wakeUp)
+		return
+	}
+	l.wake.Reset(wait)
+}
+
+func (l *Lane) wakeUp() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.wakeAt = time.Time{}
+	if l.running {
+		l.pump()
+	}
+}
+
+// callFailedLocked tells the breaker of a call in which nothing was delivered.
+func (l *Lane) callFailedLocked(c *call, now time.Time) {
+	known := !slices.ContainsFunc(c.items, func(it *item) bool { return !it.dead && !l.breaker.knows(it.queue.failedAt) })
+	if !l.breaker.fail(now, known, c.probe) {
+		return
+	}
+	l.metrics.breakerOpen.Set(1)
+	l.log.Warn("subscriber is away, trying one event at a time", "event", c.items[0].ev.ID, "failures", l.breaker.streak)
+	signal(l.desk)
+}
+
+// succeededLocked notes a delivery. If the subscriber was away nothing has to wait any longer, except for
+// keys whose receiver has asked for it.
+func (l *Lane) succeededLocked(now time.Time) {
+	if !l.breaker.succeed(now) {
+		return
+	}
+	l.sample = nil
+	l.metrics.breakerOpen.Set(0)
+	l.log.Info("subscriber is back", "keys_waiting", len(l.retries))
+	for _, q := range l.retries {
+		q.due = latest(now, q.heldUntil)
+	}
+	l.retries.sort()
+	l.backAgain = true
+	signal(l.desk)
+}
