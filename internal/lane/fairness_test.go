@@ -84,7 +84,7 @@ func defaults() lane.Options {
 }
 
 // The table of docs/GUARANTEES.md ("Isolation"): failing keys in front of the first event that does not fail.
-func TestLane_aGoodEventIsTriedWithinItsBoundBehindFailingKeys(t *testing.T) {
+func TestLane_aGoodEventIsTriedWithinItsBoundBehindFailingKeys(t *testing.T) { // S-40
 	type trouble struct {
 		name   string
 		outage time.Duration // before it the failing keys are tried for so long
@@ -148,7 +148,7 @@ func TestLane_aGoodEventIsTriedWithinItsBoundBehindFailingKeys(t *testing.T) {
 }
 
 // Five keys fail, and one good event of another key comes every 30 s; all else is default.
-func TestLane_aRareGoodEventAmongFailingKeysIsDelivered(t *testing.T) {
+func TestLane_aRareGoodEventAmongFailingKeysIsDelivered(t *testing.T) { // S-40
 	for _, test := range []struct {
 		failing int
 		every   time.Duration
@@ -199,7 +199,7 @@ func TestLane_aRareGoodEventAmongFailingKeysIsDelivered(t *testing.T) {
 }
 
 // The opposite arrangement: the receiver refuses each event once and takes it at its second attempt.
-func TestLane_aReceiverThatRefusesEachEventOnceIsNoOutage(t *testing.T) {
+func TestLane_aReceiverThatRefusesEachEventOnceIsNoOutage(t *testing.T) { // S-42
 	synctest.Test(t, func(t *testing.T) {
 		sub := subscribertest.Handling("forgetful", func(_ context.Context, d subscriber.Delivery) error {
 			if d.Attempt == 1 {
@@ -220,7 +220,7 @@ func TestLane_aReceiverThatRefusesEachEventOnceIsNoOutage(t *testing.T) {
 }
 
 // After an outage some of many keys go on failing, wherever they stand in the backlog.
-func TestLane_aBacklogAfterAnOutageIsPaidAlthoughSomeKeysGoOnFailing(t *testing.T) {
+func TestLane_aBacklogAfterAnOutageIsPaidAlthoughSomeKeysGoOnFailing(t *testing.T) { // S-41
 	for _, test := range []struct {
 		name     string
 		keys     int
@@ -272,7 +272,7 @@ func TestLane_aBacklogAfterAnOutageIsPaidAlthoughSomeKeysGoOnFailing(t *testing.
 }
 
 // That its destination is away never makes an event a dead letter; anything else does.
-func TestLane_awayNeverCountsTowardsMaxAttempts(t *testing.T) {
+func TestLane_awayNeverCountsTowardsMaxAttempts(t *testing.T) { // S-43
 	for _, away := range []bool{false, true} {
 		t.Run(fmt.Sprint("away ", away), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -305,7 +305,7 @@ func TestLane_awayNeverCountsTowardsMaxAttempts(t *testing.T) {
 }
 
 // Keys that fail ride in calls of their own, on at most half of the slots.
-func TestLane_retriesRideApartOnHalfOfTheSlots(t *testing.T) {
+func TestLane_retriesRideApartOnHalfOfTheSlots(t *testing.T) { // S-44
 	for _, concurrency := range []int{1, 2, 3, 8} {
 		t.Run(fmt.Sprint(concurrency), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -400,7 +400,7 @@ func (b batchesOf) HandleBatch(ctx context.Context, deliveries []subscriber.Deli
 }
 
 // However many keys fail, what a lane has of its debt in memory is bounded, and so is what it asks for.
-func TestLane_anyNumberOfFailingKeysTakesBoundedMemory(t *testing.T) {
+func TestLane_anyNumberOfFailingKeysTakesBoundedMemory(t *testing.T) { // S-45
 	synctest.Test(t, func(t *testing.T) {
 		sub := newPartlyFailing(0)
 		sub.fail = func(string) error { return subscriber.Away(errors.New("partition 7 has no leader")) }

@@ -8,7 +8,7 @@ import (
 	"github.com/backendstart/walpost/internal/subscriber"
 )
 
-// What a failed attempt means: the table of DESIGN §7 "Outage or poison?".
+// What a failed attempt means; see docs/GUARANTEES.md, P6.
 func TestBreaker_countsOnlyWhatShowsThatTheEventFails(t *testing.T) {
 	start := time.Now()
 	no := errors.New("no")

@@ -65,7 +65,7 @@ func newWorld(random *rand.Rand) world {
 	return w
 }
 
-func TestLane_noKeyThatDoesNotFailIsDelayedBeyondTheBound(t *testing.T) {
+func TestLane_noKeyThatDoesNotFailIsDelayedBeyondTheBound(t *testing.T) { // S-40
 	rounds := 5
 	if s := os.Getenv("WALPOST_ROUNDS"); s != "" {
 		n, err := strconv.Atoi(s)
