@@ -46,9 +46,10 @@ func runRelay(ctx context.Context, options config.Relay, mail config.Mail, windo
 }
 
 // stopLimit is how long the parts of a relay may take to stop. What is left of relay.Leave is for what the end of
-// the program still waits for: its sessions and its last lines.
+// the program still waits for, its sessions and its last lines, and for a machine that is busy.
 func stopLimit(options config.Relay) time.Duration {
-	return options.Drain.Std() + relay.Leave - closeLimit - 2*lastLines
+	const busy = 300 * time.Millisecond
+	return options.Drain.Std() + relay.Leave - closeLimit - 2*lastLines - busy
 }
 
 // limitMemory lets the garbage collector work harder rather than let the heap grow beyond what a full window

@@ -98,7 +98,7 @@ const (
 	Leave = 5 * time.Second
 	// recordLimit is the part of Leave in which what is finished or open is recorded and confirmed. Then the
 	// contexts of all that is under way are cancelled. The rest is for giving the lease back, and for package app.
-	recordLimit = 3 * time.Second
+	recordLimit = 2800 * time.Millisecond
 )
 
 // errOutOfTime is the cause with which everything ends that a stop has waited for too long.
