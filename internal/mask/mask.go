@@ -177,13 +177,19 @@ func (m *Mask) Text(text string) string {
 	return strings.ToValidUTF8(b.String(), "\uFFFD") // a part may begin within a character
 }
 
-// Error returns err with its text masked. errors.Is and errors.As see through it. Error(nil) is nil.
+// maxError is how much of an error is kept: some quote a line of what was received, however long.
+const maxError = 4 << 10
+
+// Error returns err with its text masked, and cut to 4 KiB. errors.Is and errors.As see through it. Error(nil) is nil.
 func (m *Mask) Error(err error) error {
 	if err == nil {
 		return nil
 	}
 	text := err.Error()
 	masked := m.Text(text)
+	if len(masked) > maxError {
+		masked = strings.ToValidUTF8(masked[:maxError], "") + "…"
+	}
 	if masked == text {
 		return err
 	}

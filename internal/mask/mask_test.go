@@ -75,6 +75,9 @@ func TestMask_keepsWhatAnErrorIs(t *testing.T) {
 	if !errors.Is(err, io.ErrUnexpectedEOF) || err.Error() != "read "+Stars+": unexpected EOF" {
 		t.Errorf("the error is %v", err)
 	}
+	if got := len(m.Error(errors.New(strings.Repeat("x", 60<<10))).Error()); got > 5<<10 {
+		t.Errorf("an error of 60 KiB becomes one of %d bytes", got)
+	}
 	if m.Error(nil) != nil || m.Error(io.EOF) != io.EOF { //nolint:errorlint // it is to be the same error
 		t.Error("an error without a secret is another one")
 	}

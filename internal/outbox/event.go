@@ -15,6 +15,10 @@ import (
 // maxName is how many bytes an event's id and type may have.
 const maxName = 256
 
+// maxKey is how many bytes an event's key and the names of its aggregate may have: they stand in memory, in walpost.owed, in
+// the log and in headers for each event.
+const maxKey = 1024
+
 // checkNames fills Invalid, and repairs the names so far that the event can be written down as a dead
 // letter. Payload and headers stay as they are.
 func checkNames(e *event.Event) {
@@ -27,6 +31,16 @@ func checkNames(e *event.Event) {
 	if reason := nameFault(typ); reason != "" {
 		reasons = append(reasons, "event type "+reason)
 		e.Type = storable(typ[:min(len(typ), maxName)])
+	}
+	for _, part := range []struct {
+		name string
+		text *string
+	}{{"key", &e.Key}, {"aggregate type", &e.AggregateType}, {"aggregate id", &e.AggregateID}} {
+		if len(*part.text) > maxKey {
+			reasons = append(reasons, fmt.Sprintf("%s has %d bytes, at most %d are allowed", part.name, len(*part.text), maxKey))
+			sum := sha256.Sum256([]byte(*part.text))
+			*part.text = "sha256=" + hex.EncodeToString(sum[:]) // as good for keeping order
+		}
 	}
 	e.Invalid = strings.Join(reasons, "; ")
 }

@@ -81,3 +81,21 @@ func FuzzEventFromMessage(f *testing.F) {
 		}
 	})
 }
+
+// S-07: a key of megabytes would stand in memory, in walpost.owed and in the log.
+func TestEvent_withAKeyOrAggregateThatIsTooLongIsADeadLetter(t *testing.T) {
+	long := strings.Repeat("k", 5<<20)
+	for member, name := range map[string]string{"key": "key", "aggregate_type": "aggregate type", "aggregate_id": "aggregate id"} {
+		e := messages.EventFromMessage([]byte(`{"id": "1", "type": "x", "payload": {}, "` + member + `": "` + long + `"}`))
+		if want := name + " has 5242880 bytes, at most 1024 are allowed"; !strings.Contains(e.Invalid, want) || len(e.Invalid) > 300 {
+			t.Errorf("%s: invalid is %.300q, want %q", name, e.Invalid, want)
+		}
+		if len(e.Key)+len(e.AggregateType)+len(e.AggregateID) > 300 {
+			t.Errorf("%s: %d bytes are kept", name, len(e.Key)+len(e.AggregateType)+len(e.AggregateID))
+		}
+	}
+	fits := messages.EventFromMessage([]byte(`{"id": "1", "type": "x", "payload": {}, "key": "` + long[:1024] + `"}`))
+	if fits.Invalid != "" || len(fits.Key) != 1024 {
+		t.Errorf("a key of 1024 bytes: %s", fits.Invalid)
+	}
+}

@@ -149,7 +149,7 @@ func (n *SMTPNotifier) Notify(ctx context.Context, message Message) error {
 		return fmt.Errorf("send mail through %s: %w", n, context.Cause(ctx))
 	}
 	// The cause goes on as a text: servers are known to repeat what they did not like to hear.
-	failure := fmt.Errorf("send mail through %s: %s", n, mask.New(n.password()).Text(err.Error()))
+	failure := fmt.Errorf("send mail through %s: %s", n, shortened(mask.New(n.password()).Text(err.Error())))
 	if refusesRecipient(err) {
 		return Permanent(failure)
 	}
@@ -186,6 +186,7 @@ func (n *SMTPNotifier) send(ctx context.Context, msg *mail.Msg) error {
 			return nil, err
 		}
 		context.AfterFunc(ctx, func() { _ = plain.Close() })
+		plain = &limitedConn{Conn: plain, left: maxConversation}
 		conn = plain
 		if n.implicit {
 			conn = tls.Client(plain, n.tlsConfig())
@@ -205,6 +206,25 @@ func (n *SMTPNotifier) send(ctx context.Context, msg *mail.Msg) error {
 	}
 	_ = conn.SetDeadline(time.Now().Add(time.Second)) // QUIT is a courtesy
 	return session.Quit()
+}
+
+// maxConversation is how much a server may say while one mail is sent: go-mail reads a line to its end, however long.
+// Certificates are the largest part of an honest conversation.
+const maxConversation = 128 << 10
+
+// limitedConn is a connection that reads no more than left bytes. One goroutine reads from it.
+type limitedConn struct {
+	net.Conn
+	left int
+}
+
+func (c *limitedConn) Read(p []byte) (int, error) {
+	if c.left == 0 {
+		return 0, fmt.Errorf("the server says more than %d bytes", maxConversation)
+	}
+	n, err := c.Conn.Read(p[:min(len(p), c.left)])
+	c.left -= n
+	return n, err
 }
 
 func (n *SMTPNotifier) options(dial mail.DialContextFunc) []mail.Option {
@@ -235,6 +255,15 @@ func (n *SMTPNotifier) tlsConfig() *tls.Config {
 	}
 	config.ServerName, config.MinVersion = n.host, tls.VersionTLS12
 	return config
+}
+
+// shortened keeps of a server's words what a person reads.
+func shortened(text string) string {
+	const most = 1000
+	if len(text) <= most {
+		return text
+	}
+	return strings.ToValidUTF8(text[:most], "") + "…"
 }
 
 // refusesRecipient tells a mailbox that does not exist from a server that does not want us: 500 to 504

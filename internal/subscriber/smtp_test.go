@@ -8,6 +8,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http/httptest"
 	"net/mail"
@@ -364,6 +365,48 @@ func TestNewSMTPNotifier_choosesThePortByWhatIsAsked(t *testing.T) {
 			t.Errorf("NewSMTPNotifier(%q): %v", url, err)
 		} else if got := notifier.String(); got != want {
 			t.Errorf("NewSMTPNotifier(%q) dials %s, want %s", url, got, want)
+		}
+	}
+}
+
+// S-07: a server that never stops talking, in one line or in many, costs neither memory nor time.
+func TestSMTPNotifier_givesUpAServerThatNeverStopsTalking(t *testing.T) {
+	for name, talk := range map[string]string{
+		"a greeting in one line": strings.Repeat("x", 64<<10),
+		"a greeting of lines":    strings.Repeat("220-hello\r\n", 6<<10),
+	} {
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer listener.Close()
+		sent := make(chan int, 1)
+		go func() {
+			connection, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			defer connection.Close()
+			total := 0
+			for {
+				n, err := io.WriteString(connection, talk)
+				total += n
+				if err != nil || total > 64<<20 {
+					sent <- total
+					return
+				}
+			}
+		}()
+		notifier, err := NewSMTPNotifier("smtp://" + listener.Addr().String() + "?tls=none")
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = notifier.Notify(t.Context(), lessonMail)
+		if err == nil || !strings.Contains(err.Error(), "says more than") || len(err.Error()) > 1200 {
+			t.Errorf("%s: Notify = %.300v, want an error that says it, briefly", name, err)
+		}
+		if total := <-sent; total > 32<<20 {
+			t.Errorf("%s: %d bytes were read", name, total)
 		}
 	}
 }
