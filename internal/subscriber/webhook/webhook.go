@@ -203,10 +203,8 @@ const minPathToken = 16
 // masking is the mask with the signatures of one request.
 func (w *Webhook) masking(header *headers) *mask.Mask {
 	m := w.mask
-	for _, name := range []string{"Webhook-Signature", "Walpost-Signature"} {
-		for _, signature := range strings.Fields(header.Get(name)) {
-			m = m.With(strings.TrimPrefix(signature, "v1,"))
-		}
+	for _, signature := range strings.Fields(header.Get("Webhook-Signature")) {
+		m = m.With(strings.TrimPrefix(signature, "v1,"))
 	}
 	return m
 }
