@@ -17,6 +17,7 @@ type model struct {
 	inside       bool                // the last transaction has not committed
 	confirmed    event.LSN
 	lsn          event.LSN // the stream has come so far
+	passed       event.LSN // end of what the stream has brought
 	ended        bool      // some debt reaches less far back than at the last take
 }
 
@@ -48,6 +49,7 @@ func (m *model) commit(tracker tracked) {
 	x := m.transactions[len(m.transactions)-1]
 	m.lsn += 8
 	x.end, x.committed, m.inside = m.lsn, true, false
+	m.passed = m.lsn
 	tracker.Commit(x.end)
 }
 
@@ -56,6 +58,7 @@ func (m *model) marker(tracker tracked, random *rand.Rand) {
 	m.lsn += event.LSN(random.IntN(3) * 8)
 	tracker.Marker(m.lsn)
 	if !m.inside {
+		m.passed = m.lsn
 		m.transactions = append(m.transactions, &modelTransaction{commit: m.lsn, end: m.lsn, committed: true})
 	}
 }
@@ -247,9 +250,12 @@ func (m *model) check(tracker tracked) error {
 				return fmt.Errorf("confirmed %d passes the commit %d of event %q, which is not recorded", confirmed, e.transaction.commit, e.Event.ID)
 			}
 		}
-		if got, want := tracker.StillOpen(e.Event.Position), e.owed && len(e.open) > 0; got != want {
-			return fmt.Errorf("event %q still open: %v, want %v", e.Event.ID, got, want)
+		if got, want := tracker.OpenAmong([]event.Identity{e.Event.Identity()})[e.Event.Identity()], len(e.open) > 0; got != want {
+			return fmt.Errorf("event %q open: %v, want %v", e.Event.ID, got, want)
 		}
+	}
+	if got := tracker.Passed(); got != m.passed {
+		return fmt.Errorf("passed %d, want %d", got, m.passed)
 	}
 	if gotEvents, gotBytes := tracker.Open(); gotEvents != events || gotBytes != bytes {
 		return fmt.Errorf("window holds %d events and %d bytes, want %d and %d", gotEvents, gotBytes, events, bytes)

@@ -21,7 +21,8 @@ type tracked interface {
 	Secure(deliveries []*ack.Delivery)
 	Owes(subscriber int, oldest *event.Position)
 	OwesSince(subscriber int) *event.Position
-	StillOpen(position event.Position) bool
+	OpenAmong(events []event.Identity) map[event.Identity]bool
+	Passed() event.LSN
 	Secured(subscriber int) event.Position
 	Confirmed() event.LSN
 	Pending() bool

@@ -33,17 +33,17 @@ type Tracker struct {
 	newest     *transaction // guarded by mu
 	current    *transaction // begun and not yet committed; guarded by mu
 	received   event.Position
-	prefix     event.LSN                 // end of the last transaction that left the queue; guarded by mu
-	confirmed  event.LSN                 // recorded; guarded by mu
-	subs       []sub                     // guarded by mu
-	owing      map[event.Position]*Entry // owed to some and open for others; guarded by mu
-	settled    []*Entry                  // finished and not yet taken; guarded by mu
-	ended      bool                      // a delivery ended since the last Take; guarded by mu
-	entries    slab.Of[Entry]            // guarded by mu
-	deliveries slab.Of[Delivery]         // guarded by mu
-	spare      *transaction              // to be used again, linked by newer; guarded by mu
-	events     int                       // in the window; guarded by mu
-	bytes      int64                     // in the window; guarded by mu
+	passed     event.LSN         // everything that committed below it was added; guarded by mu
+	prefix     event.LSN         // end of the last transaction that left the queue; guarded by mu
+	confirmed  event.LSN         // recorded; guarded by mu
+	subs       []sub             // guarded by mu
+	settled    []*Entry          // finished and not yet taken; guarded by mu
+	ended      bool              // a delivery ended since the last Take; guarded by mu
+	entries    slab.Of[Entry]    // guarded by mu
+	deliveries slab.Of[Delivery] // guarded by mu
+	spare      *transaction      // to be used again, linked by newer; guarded by mu
+	events     int               // in the window; guarded by mu
+	bytes      int64             // in the window; guarded by mu
 }
 
 // Window bounds what is in memory. An event is admitted while both are below their limit, so a single
@@ -113,7 +113,6 @@ func New(limit Window, subscribers int, confirmed event.LSN) *Tracker {
 		prefix:    confirmed,
 		confirmed: confirmed,
 		subs:      make([]sub, subscribers),
-		owing:     make(map[event.Position]*Entry),
 	}
 	t.full.Store(!t.fits())
 	return t
@@ -170,6 +169,7 @@ func (t *Tracker) Commit(end event.LSN) {
 	x := t.current
 	t.current = nil
 	x.end, x.committed = end, true
+	t.passed = max(t.passed, end)
 	t.completed(x)
 }
 
@@ -181,6 +181,7 @@ func (t *Tracker) Marker(walEnd event.LSN) {
 	if t.current != nil {
 		return
 	}
+	t.passed = max(t.passed, walEnd)
 	if t.newest == nil && walEnd <= t.prefix || t.newest != nil && walEnd <= t.newest.end {
 		return
 	}
@@ -229,12 +230,8 @@ func (t *Tracker) end(d *Delivery, owed bool, attempts int) {
 	e.Owed = e.Owed || owed
 	e.open--
 	t.ended = true
-	switch {
-	case e.open == 0:
-		delete(t.owing, e.Event.Position)
+	if e.open == 0 {
 		t.settle(e)
-	case e.Owed:
-		t.owing[e.Event.Position] = e
 	}
 	signal(t.moved)
 }
@@ -267,12 +264,34 @@ func (t *Tracker) OwesSince(subscriber int) *event.Position {
 	return t.subs[subscriber].owed
 }
 
-// StillOpen reports whether an event of which something was owed is open for another subscriber: then
-// its row is marked when that ends, and not before.
-func (t *Tracker) StillOpen(position event.Position) bool {
+// Passed is what the stream has brought since New: every event that committed below it was added, and is open,
+// finished or owed since then for each subscriber that it was routed to. 0 as long as nothing has come.
+func (t *Tracker) Passed() event.LSN {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.owing[position] != nil
+	return t.passed
+}
+
+// OpenAmong returns those of the events that are open for a subscriber. It looks through the window.
+func (t *Tracker) OpenAmong(events []event.Identity) map[event.Identity]bool {
+	open := make(map[event.Identity]bool)
+	if len(events) == 0 {
+		return open
+	}
+	asked := make(map[event.Identity]bool, len(events))
+	for _, of := range events {
+		asked[of] = true
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for i := range t.subs {
+		for d := t.subs[i].oldest; d != nil; d = d.newer {
+			if of := d.Event.Identity(); asked[of] {
+				open[of] = true
+			}
+		}
+	}
+	return open
 }
 
 // Pressed reports whether the window is full and mainly one subscriber's, so that others wait for it.

@@ -73,7 +73,7 @@ var rooms = []room{
 	{"testdb", "pgserver postgres"},
 	{"testprogram", "event testdb"},
 	{"subscriber/subscribertest", "event postgres subscriber testdb"},
-	{"debt/debttest", "event lane"},
+	{"debt/debttest", "debt event lane"},
 }
 
 // pure rooms are tested under virtual time and with random interleavings, which holds only as long as

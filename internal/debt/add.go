@@ -98,6 +98,13 @@ func (s *Store) add(ctx context.Context, tx pgx.Tx, subscriber string, ids []str
 			added = append(added, lane.Owed{Event: e})
 		}
 	}
+	bound, err := WALEnd(ctx, tx) // after the last look: what it has found committed before that
+	if err != nil {
+		return 0, nil, err
+	}
+	for _, o := range added {
+		o.Event.Bound = bound
+	}
 	missing = slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return found[id] })
 	if state == lane.StateWaiting {
 		return len(added), missing, s.RecordWaiting(ctx, tx, subscriber, added)

@@ -39,6 +39,7 @@ func TestWaiting_readsNoEventThatCameInThePlaceOfAnother(t *testing.T) {
 
 	// Both are at one primary key, and are paid at once.
 	pay(t, store, "sub", 1000, lane.Paid{Event: events[0]}, lane.Paid{Event: now})
+	markRows(t, store)
 	want(t, "marked", db.Text(`SELECT string_agg(event_id, ' ') FROM outbox WHERE published_at IS NOT NULL`), "e1")
 	want(t, "waiting", ids(waiting(t, store, "sub")), "e2")
 }

@@ -11,53 +11,46 @@ import (
 	"github.com/backendstart/walpost/internal/outbox"
 )
 
-// Paid removes deliveries that were delivered, and raises the subscriber's secured position, in one
-// transaction with the marks of their rows. A delivery beyond secured stays as paid until secured reaches
-// it. So does one whose event is still open elsewhere: its row is marked by Clean, when the stream is
-// past it.
+// Paid removes deliveries that were delivered, and raises the subscriber's secured position. It marks nothing: a
+// delivery whose outbox row is to be marked stays as paid until MarkRows has done that. So does one whose
+// transaction is beyond secured, until secured passes it.
 func (s *Store) Paid(ctx context.Context, subscriber string, paid []lane.Paid, secured event.Position) error {
 	tables := s.current()
 	return s.inTx(ctx, func(tx pgx.Tx) error {
-		marks := make(marks)
 		var batch pgx.Batch
 		for i := range paid {
 			e := paid[i].Event
-			table := tables[e.Source]
-			marked := table != nil && table.Marks() && e.Row != ""
 			args := delivery(s.slot, e.Identity(), subscriber)
 			switch {
-			case marked && paid[i].Open:
+			case mayMark(tables, e):
 				batch.Queue(`UPDATE walpost.owed SET `+becomesPaid+`, mark = true, attempts = $6 WHERE `+theDelivery, append(args, paid[i].Attempts)...)
-				continue
-			case e.Position.Compare(secured) > 0:
+			case e.LastOf().Compare(secured) > 0:
 				batch.Queue(`UPDATE walpost.owed SET `+becomesPaid+` WHERE `+theDelivery, args...)
 			default:
 				batch.Queue(`DELETE FROM walpost.owed WHERE `+theDelivery, args...)
-			}
-			if marked {
-				marks.add(table, outbox.Marked{Row: e.Row, Identity: e.Identity(), XID: e.XID, Attempts: paid[i].Attempts})
 			}
 		}
 		position := []any{s.slot, subscriber, secured.Epoch, secured.Commit.String(), secured.Ordinal}
 		batch.Queue(`
 			DELETE FROM walpost.owed WHERE slot = $1 AND subscriber = $2 AND state = 'paid' AND NOT mark
-			AND (epoch, commit_lsn, ordinal) <= ($3::int, $4::text::pg_lsn, $5::bigint)`, position...)
-		if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
-			return fmt.Errorf("record %d deliveries to %q as paid: %w", len(paid), subscriber, err)
-		}
-		if err := s.mark(ctx, tx, marks); err != nil {
-			return err
-		}
-		// After the marks, as the relay does when it records what is finished: the same order of locks.
-		_, err := tx.Exec(ctx, `
+			AND (epoch, commit_lsn, ordinal) <= ($3::int, $4::text::pg_lsn, $5::bigint)
+			AND (NOT made_up OR (epoch, bound) <= ($3::int, $4::text::pg_lsn))`, position...)
+		batch.Queue(`
 			UPDATE walpost.subscribers SET secured_epoch = $3, secured_commit = $4::text::pg_lsn, secured_ordinal = $5, updated_at = now()
 			WHERE slot = $1 AND name = $2
 			AND (secured_epoch, secured_commit, secured_ordinal) < ($3::int, $4::text::pg_lsn, $5::bigint)`, position...)
-		if err != nil {
-			return fmt.Errorf("raise the position of %q: %w", subscriber, err)
+		if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
+			return fmt.Errorf("record %d deliveries to %q as paid: %w", len(paid), subscriber, err)
 		}
 		return nil
 	})
+}
+
+// mayMark reports whether the row of an event may have to be marked: not where it has none, nor where its source
+// is known not to be marked.
+func mayMark(tables map[string]*outbox.Table, e *event.Event) bool {
+	table := tables[e.Source]
+	return e.Row != "" && (table == nil || table.Marks())
 }
 
 // becomesPaid keeps of a delivery what is needed to know it again.

@@ -3,6 +3,7 @@ package debt_test
 import (
 	"context"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -22,7 +23,37 @@ func marked(db *testdb.DB) string {
 	return strings.Join(db.Texts(`SELECT event_id || ':' || attempts FROM outbox WHERE published_at IS NOT NULL ORDER BY id`), " ")
 }
 
-func TestPaid_marksRowsOfWhichNothingIsOwedAnyMore(t *testing.T) {
+// markRows marks what a leader may mark whose stream has brought everything, and has nothing open but these.
+func markRows(t testing.TB, store *debt.Store, open ...*event.Event) debt.MarkRound {
+	t.Helper()
+	return markPassed(t, store, 1<<40, open...)
+}
+
+func markPassed(t testing.TB, store *debt.Store, passed event.LSN, open ...*event.Event) debt.MarkRound {
+	t.Helper()
+	isOpen := make(map[event.Identity]bool)
+	for _, e := range open {
+		isOpen[e.Identity()] = true
+	}
+	var all debt.MarkRound
+	for {
+		round, err := store.MarkRows(t.Context(), debt.MarkQuery{
+			Passed: event.Position{Epoch: 1, Commit: passed}, After: all.Next, Limit: 1000,
+			Open: func([]event.Identity) map[event.Identity]bool { return isOpen },
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		all.Settled += round.Settled
+		all.Left += round.Left
+		all.Locked = append(all.Locked, round.Locked...)
+		if all.Next = round.Next; all.Next == nil {
+			return all
+		}
+	}
+}
+
+func TestMarkRows_marksWhatIsPaidAndOwedToNobodyElse(t *testing.T) {
 	db := testdb.New(t)
 	store, events := open(t, db, lessons()), fill(t, db, 3)
 	record(t, store, "a", events...)
@@ -31,27 +62,37 @@ func TestPaid_marksRowsOfWhichNothingIsOwedAnyMore(t *testing.T) {
 		t.Fatal(err)
 	}
 	pay(t, store, "a", 100, lane.Paid{Event: events[0], Attempts: 3}, lane.Paid{Event: events[1]}, lane.Paid{Event: events[2]})
+	want(t, "by the payment", marked(db), "")
+	markRows(t, store)
 	want(t, "while b is owed two", marked(db), "e1:3")
 	pay(t, store, "b", 100, lane.Paid{Event: events[1], Attempts: 2})
+	markRows(t, store)
 	want(t, "while b has a dead letter", marked(db), "e1:3 e2:2")
 }
 
-func TestPaid_doesNotMarkWhereNobodyWantsIt(t *testing.T) {
+func TestPaid_leavesNothingToMarkWhereNobodyWantsIt(t *testing.T) {
 	db := testdb.New(t)
 	unmarked := lessons()
 	unmarked.Mark = false
 	store, events := open(t, db, unmarked), fill(t, db, 1)
 	record(t, store, "sub", events...)
 	pay(t, store, "sub", 100, lane.Paid{Event: events[0]})
-	want(t, "marked", marked(db), "")
 	want(t, "owed", db.Int(`SELECT count(*) FROM walpost.owed`), 0)
+	// Nor where the relay marked once, and does not any more.
+	store.Use(nil)
+	record(t, store, "sub", events...)
+	pay(t, store, "sub", 100, lane.Paid{Event: events[0]})
+	markRows(t, open(t, db, unmarked))
+	want(t, "marked", marked(db), "")
+	want(t, "to be marked", db.Int(`SELECT count(*) FROM walpost.owed WHERE mark`), 0)
 }
 
-// Each of two transactions that pay the last two deliveries of an event sees the other's as still owed;
-// without a turn nobody would mark the row.
-func TestPaid_ofTheLastTwoAtOnceMarksTheRow(t *testing.T) {
+// Each of several transactions that pay the last deliveries of an event at the same time sees the others' as
+// still owed. The mark is set all the same, and once.
+func TestMarkRows_marksWhatSeveralHavePaidAtOnce(t *testing.T) {
 	db := testdb.New(t)
 	store := open(t, db, lessons())
+	subscribe(db, "a", "b", "c")
 	events := fill(t, db, 40)
 	for _, e := range events {
 		var payers sync.WaitGroup
@@ -60,7 +101,7 @@ func TestPaid_ofTheLastTwoAtOnceMarksTheRow(t *testing.T) {
 			record(t, store, subscriber, e)
 			payers.Go(func() {
 				<-start
-				if err := store.Paid(t.Context(), subscriber, []lane.Paid{{Event: e}}, events[39].Position); err != nil {
+				if err := store.Paid(t.Context(), subscriber, []lane.Paid{{Event: e, Attempts: 1}}, events[39].Position); err != nil {
 					t.Error(err)
 				}
 			})
@@ -68,39 +109,71 @@ func TestPaid_ofTheLastTwoAtOnceMarksTheRow(t *testing.T) {
 		close(start)
 		payers.Wait()
 	}
+	markRows(t, store)
 	want(t, "unmarked rows", db.Int(`SELECT count(*) FROM outbox WHERE published_at IS NULL`), 0)
+	want(t, "attempts", db.Int(`SELECT sum(attempts) FROM outbox`), 120)
+	want(t, "left", db.Int(`SELECT count(*) FROM walpost.owed`), 0)
 }
 
-func TestPaid_leavesTheMarkOfAnEventThatIsOpenElsewhereToClean(t *testing.T) {
+// S-21: paid is not yet finished by all.
+func TestMarkRows_waitsForTheStreamAndForWhatIsOpen(t *testing.T) {
 	db := testdb.New(t)
-	store, events := open(t, db, lessons()), fill(t, db, 2)
+	store, events := open(t, db, lessons()), fill(t, db, 3)
 	stand(db, 0)
-	record(t, store, "a", events...)
-	pay(t, store, "a", 100, lane.Paid{Event: events[0], Attempts: 3, Open: true}, lane.Paid{Event: events[1], Open: true})
-	clean := func(wantRemoved int) {
-		t.Helper()
-		removed, err := store.Clean(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		want(t, "removed", removed, wantRemoved)
+	madeUp, earlier := *events[1], *events[2]
+	madeUp.Position, madeUp.Bound = event.Position{Epoch: 1, Commit: 7, Ordinal: 1}, 0x1000 // it committed before that, nobody knows where
+	earlier.Position = event.Position{Epoch: 0, Commit: 0x7777_0000}
+	record(t, store, "a", events[0], &madeUp, &earlier)
+	pay(t, store, "a", 100, lane.Paid{Event: events[0], Attempts: 3}, lane.Paid{Event: &madeUp}, lane.Paid{Event: &earlier})
+	markPassed(t, store, 0)
+	want(t, "what is of another server is passed", marked(db), "e3:0")
+	markPassed(t, store, events[0].Position.Commit)
+	want(t, "a stream that has sent everything before the commit", marked(db), "e3:0")
+	if round := markPassed(t, store, events[0].Position.Commit+8, events[0]); round.Left != 1 {
+		t.Errorf("got %+v, want the one that is open left", round)
 	}
-	clean(0)
-	want(t, "while the stream is before it", marked(db), "")
-	stand(db, events[0].Position.Commit) // a commit at this very position would come again
-	clean(0)
-	stand(db, events[0].Position.Commit+1)
-	clean(1)
-	want(t, "when the stream is past the first", marked(db), "e1:3")
-	record(t, store, "b", events[1]) // b could not be served either
-	stand(db, 1000)
-	clean(1)
-	want(t, "while the second is owed to b", marked(db), "e1:3")
-	pay(t, store, "b", 100, lane.Paid{Event: events[1]})
-	want(t, "when nothing is owed", marked(db), "e1:3 e2:0")
+	want(t, "while it is open for another subscriber", marked(db), "e3:0")
+	markPassed(t, store, 0x1000)
+	want(t, "when it is not any more", marked(db), "e1:3 e3:0")
+	record(t, store, "b", &madeUp) // b could not be served either
+	markPassed(t, store, 0x1001)
+	want(t, "while the second is owed to b", marked(db), "e1:3 e3:0")
+	pay(t, store, "b", 100, lane.Paid{Event: &madeUp})
+	markPassed(t, store, 0x1000)
+	want(t, "while the stream is not past it", marked(db), "e1:3 e3:0")
+	markPassed(t, store, 0x1001)
+	want(t, "when it is", marked(db), "e1:3 e2:0 e3:0")
 }
 
-func TestPaid_waitsForARowThatIsNotVisibleYet(t *testing.T) {
+// S-25: the others are marked.
+func TestMarkRows_leavesARowThatIsLockedAndGoesOnWithTheOthers(t *testing.T) {
+	db := testdb.New(t)
+	store, events := open(t, db, lessons()), fill(t, db, 3)
+	err := postgres.InTx(t.Context(), db.Pinned, func(tx pgx.Tx) error { return store.MarkLater(t.Context(), tx, owed(events)) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	locker, err := db.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := locker.Exec(t.Context(), `SELECT FROM outbox WHERE id = 2 FOR UPDATE`); err != nil {
+		t.Fatal(err)
+	}
+	round := markRows(t, store)
+	if locked := (debt.LockedRow{Source: "lessons", Row: "2", EventID: "e2"}); round.Left != 1 || !slices.Equal(round.Locked, []debt.LockedRow{locked}) {
+		t.Errorf("got %+v, want %v left", round, locked)
+	}
+	want(t, "marked", marked(db), "e1:0 e3:0")
+	if err := locker.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	markRows(t, store)
+	want(t, "marked", marked(db), "e1:0 e2:0 e3:0")
+	want(t, "left", db.Int(`SELECT count(*) FROM walpost.owed`), 0)
+}
+
+func TestMarkRows_waitsForARowThatIsNotVisibleYet(t *testing.T) {
 	db := testdb.New(t)
 	store := open(t, db, lessons())
 	writer, err := db.Pool.Begin(t.Context())
@@ -118,21 +191,14 @@ func TestPaid_waitsForARowThatIsNotVisibleYet(t *testing.T) {
 	e := &event.Event{Source: "lessons", ID: "e1", Occurrence: written, Type: "t", Row: "1", XID: xid, Position: event.Position{Epoch: 1, Commit: 8}}
 	gone := &event.Event{Source: "lessons", ID: "e0", Occurrence: written, Type: "t", Row: "0", XID: xid - 1, Position: event.Position{Epoch: 1, Commit: 4}}
 	record(t, store, "sub", e, gone)
-	secured := event.Position{Epoch: 1, Commit: 16}
-	err = store.Paid(t.Context(), "sub", []lane.Paid{{Event: e}}, secured)
-	if err == nil || !strings.Contains(err.Error(), "not visible yet") {
-		t.Fatalf("got %v, want that the row is not visible yet", err)
-	}
-	want(t, "owed", db.Int(`SELECT count(*) FROM walpost.owed`), 2)
-	if err := store.Paid(t.Context(), "sub", []lane.Paid{{Event: gone}}, secured); err != nil {
-		t.Errorf("of a row that its owner deleted: %v", err)
+	pay(t, store, "sub", 16, lane.Paid{Event: e}, lane.Paid{Event: gone})
+	if round := markRows(t, store); round.Left != 1 || round.Settled != 1 {
+		t.Errorf("got %+v, want the hidden one left, and nothing kept of the one that its owner deleted", round)
 	}
 	if err := writer.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if err := store.Paid(t.Context(), "sub", []lane.Paid{{Event: e}}, secured); err != nil {
-		t.Fatal(err)
-	}
+	markRows(t, store)
 	want(t, "marked", marked(db), "e1:0")
 }
 
@@ -158,18 +224,20 @@ func TestPaid_raisesTheSecuredPositionAndNeverLowersIt(t *testing.T) {
 	want(t, "other", db.Text(`SELECT secured_commit::text FROM walpost.subscribers WHERE name = 'other'`), "0/0")
 }
 
-func TestPaid_isAllOrNothing(t *testing.T) {
+func TestMarkRows_isAllOrNothing(t *testing.T) {
 	db := testdb.New(t)
 	store, events := open(t, db, lessons()), fill(t, db, 1)
 	subscribe(db, "sub")
 	record(t, store, "sub", events...)
 	db.Exec(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this row'; END $$`)
 	db.Exec(`CREATE TRIGGER refuse BEFORE UPDATE ON outbox FOR EACH ROW EXECUTE FUNCTION refuse()`)
-	if err := store.Paid(t.Context(), "sub", []lane.Paid{{Event: events[0]}}, events[0].Position); err == nil {
+	pay(t, store, "sub", events[0].Position.Commit, lane.Paid{Event: events[0]})
+	_, err := store.MarkRows(t.Context(), debt.MarkQuery{Passed: event.Position{Epoch: 1, Commit: 1 << 40}, Limit: 10,
+		Open: func([]event.Identity) map[event.Identity]bool { return nil }})
+	if err == nil {
 		t.Fatal("got no error from a mark that was refused")
 	}
-	want(t, "owed", len(waiting(t, store, "sub")), 1)
-	want(t, "secured", db.Text(`SELECT secured_commit::text FROM walpost.subscribers`), "0/0")
+	want(t, "still to be marked", db.Int(`SELECT count(*) FROM walpost.owed WHERE state = 'paid' AND mark`), 1)
 }
 
 // A person and the relay change the same deliveries, each in an order of their own.
@@ -212,7 +280,8 @@ func TestPaid_beginsAgainAfterADeadlock(t *testing.T) {
 	if err := <-paid; err != nil {
 		t.Errorf("got %v, want the payment to begin again", err)
 	}
-	want(t, "owed", db.Int(`SELECT count(*) FROM walpost.owed`), 0)
+	markRows(t, store)
+	want(t, "owed", db.Int(`SELECT count(*) FROM walpost.owed WHERE state <> 'paid'`), 0)
 	want(t, "marked", marked(db), "e1:0 e2:0")
 }
 
@@ -267,6 +336,17 @@ func passDebt(t *testing.T, source *outbox.Source, total int) *testdb.DB {
 		if paidTotal += len(paid); paidTotal%(total/10) == 0 {
 			heap = max(heap, heapInUse())
 			t.Logf("%d paid after %v", paidTotal, time.Since(begun).Round(time.Millisecond))
+		}
+	}
+	for begun := time.Now(); ; {
+		round, err := store.MarkRows(t.Context(), debt.MarkQuery{Passed: event.Position{Epoch: 1, Commit: 1 << 40}, Limit: page,
+			Open: func([]event.Identity) map[event.Identity]bool { return nil }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if heap = max(heap, heapInUse()); round.Next == nil {
+			t.Logf("marked after %v", time.Since(begun).Round(time.Millisecond))
+			break
 		}
 	}
 	want(t, "paid", paidTotal, total)

@@ -37,7 +37,6 @@ type change struct {
 type piece struct {
 	spots []spot
 	batch pgx.Batch
-	marks marks
 }
 
 // spot is where a delivery stands in walpost.owed.
@@ -79,7 +78,7 @@ func (s *Store) inPieces(ctx context.Context, c change, choose func(tx pgx.Tx, a
 			if err != nil {
 				return err
 			}
-			return s.settle(ctx, tx, chosen)
+			return tx.SendBatch(ctx, &chosen.batch).Close()
 		})
 		if err != nil {
 			return outcome, err
@@ -98,12 +97,4 @@ func (s *Store) inPieces(ctx context.Context, c change, choose func(tx pgx.Tx, a
 	var err error
 	outcome.Answers, err = s.answers(ctx, c, changed)
 	return outcome, err
-}
-
-// settle does what is about to be done to a piece. It comes last in a transaction.
-func (s *Store) settle(ctx context.Context, tx pgx.Tx, chosen *piece) error {
-	if err := tx.SendBatch(ctx, &chosen.batch).Close(); err != nil {
-		return err
-	}
-	return s.mark(ctx, tx, chosen.marks)
 }

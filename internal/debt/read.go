@@ -162,6 +162,41 @@ func (s *Store) Known(ctx context.Context, subscriber string, events []*event.Ev
 	return states, nil
 }
 
+// Commits returns, by index, where those of the events committed of which walpost.owed has a real position of the
+// epoch, for whichever subscriber.
+func (s *Store) Commits(ctx context.Context, tx pgx.Tx, epoch int32, events []*event.Event) (map[int]event.Position, error) {
+	commits := make(map[int]event.Position)
+	if len(events) == 0 {
+		return commits, nil
+	}
+	sources, ids, occurrences := make([]string, len(events)), make([]string, len(events)), make([]string, len(events))
+	for i, e := range events {
+		sources[i], ids[i], occurrences[i] = e.Source, e.ID, e.Occurrence
+	}
+	rows, err := tx.Query(ctx, `
+		SELECT a.n - 1, o.commit_lsn::text, o.ordinal FROM unnest($3::text[], $4::text[], $5::text[]) WITH ORDINALITY AS a(source, event_id, occurrence, n)
+		CROSS JOIN LATERAL ( -- LIMIT keeps it from becoming a join, which could read everything that is owed
+			SELECT commit_lsn, ordinal FROM walpost.owed
+			WHERE slot = $1 AND event_id = a.event_id AND source = a.source AND occurrence = a.occurrence
+			AND epoch = $2 AND NOT made_up LIMIT 1) o`,
+		s.slot, epoch, sources, ids, occurrences)
+	if err != nil {
+		return nil, fmt.Errorf("look up where %d events committed: %w", len(events), err)
+	}
+	var n int
+	var commit string
+	at := event.Position{Epoch: epoch}
+	_, err = pgx.ForEachRow(rows, []any{&n, &commit, &at.Ordinal}, func() (err error) {
+		at.Commit, err = event.ParseLSN(commit)
+		commits[n] = at
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("look up where %d events committed: %w", len(events), err)
+	}
+	return commits, nil
+}
+
 // Load tells what is owed to a subscriber at the start. The server reads all of its waiting deliveries
 // for it, but no more than maxKeys keys come back.
 func (s *Store) Load(ctx context.Context, subscriber string, secured event.Position, maxKeys int) (lane.Debt, error) {

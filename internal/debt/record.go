@@ -110,6 +110,8 @@ type columns struct {
 	epochs                    []int32
 	commits                   []string
 	ordinals                  []int64
+	madeUp                    []bool
+	bounds                    []string
 	types, keys, rows         []string
 	xids                      []int64
 	committed                 []*time.Time
@@ -130,6 +132,8 @@ func (c *columns) add(o *lane.Owed) {
 	c.epochs = append(c.epochs, e.Position.Epoch)
 	c.commits = append(c.commits, e.Position.Commit.String())
 	c.ordinals = append(c.ordinals, e.Position.Ordinal)
+	c.madeUp = append(c.madeUp, e.Bound != 0)
+	c.bounds = append(c.bounds, e.LastOf().Commit.String())
 	c.types = append(c.types, text(e.Type))
 	c.keys = append(c.keys, text(e.Key))
 	c.rows = append(c.rows, e.Row)
@@ -156,7 +160,7 @@ func (c *columns) addCopy(e *event.Event) {
 }
 
 func (c *columns) args() []any {
-	return []any{c.sources, c.ids, c.occurrences, c.epochs, c.commits, c.ordinals, c.types, c.keys, c.rows, c.xids, c.committed,
+	return []any{c.sources, c.ids, c.occurrences, c.epochs, c.commits, c.ordinals, c.madeUp, c.bounds, c.types, c.keys, c.rows, c.xids, c.committed,
 		c.attempts, c.next, c.firstFail, c.lastFail, c.errors, c.invalid, c.sizes}
 }
 
@@ -171,6 +175,7 @@ type typed struct{ name, typ string }
 var (
 	ofEach = []typed{
 		{"source", "text"}, {"event_id", "text"}, {"occurrence", "text"}, {"epoch", "int"}, {"commit_lsn", "text"}, {"ordinal", "bigint"},
+		{"made_up", "bool"}, {"bound", "text"},
 		{"event_type", "text"}, {"key", "text"}, {"row_id", "text"}, {"xid", "bigint"}, {"committed_at", "timestamptz"},
 		{"attempts", "int"}, {"next_attempt", "timestamptz"}, {"first_failure", "timestamptz"}, {"last_failure", "timestamptz"},
 		{"error", "text"}, {"invalid", "text"}, {"size", "int"},
@@ -180,10 +185,11 @@ var (
 		{"occurred_at", "text"}, {"payload", "text"}, {"headers", "text"},
 	}
 
-	recordReferences    = insert(ofEach, false) + "\nON CONFLICT DO NOTHING"
-	recordCopies        = insert(slices.Concat(ofEach, ofCopies), true) + "\nON CONFLICT DO NOTHING"
-	recordDeadReference = insert(ofEach, false) + becomesDead
-	recordDeadCopy      = insert(slices.Concat(ofEach, ofCopies), true) + becomesDead + replaces(ofCopies) + ", copied = true"
+	recordReferences    = insert(ofEach, false, false) + "\nON CONFLICT DO NOTHING"
+	recordCopies        = insert(slices.Concat(ofEach, ofCopies), true, false) + "\nON CONFLICT DO NOTHING"
+	recordUnmarked      = insert(ofEach, false, true) + "\nON CONFLICT (slot, event_id, source, occurrence, subscriber) DO UPDATE SET mark = true"
+	recordDeadReference = insert(ofEach, false, false) + becomesDead
+	recordDeadCopy      = insert(slices.Concat(ofEach, ofCopies), true, false) + becomesDead + replaces(ofCopies) + ", copied = true"
 )
 
 // becomesDead keeps the position, and whatever copy there is.
@@ -193,18 +199,18 @@ const becomesDead = `
 	    error = excluded.error, invalid = excluded.invalid`
 
 // insert writes the rows that its arguments hold by column; $1 to $3 are slot, subscriber and state.
-func insert(columns []typed, copied bool) string {
+func insert(columns []typed, copied, mark bool) string {
 	var names, values, arrays []string
 	for i, column := range columns {
 		names = append(names, column.name)
 		values = append(values, "u."+column.name)
-		if column.name == "commit_lsn" {
+		if column.name == "commit_lsn" || column.name == "bound" {
 			values[i] += "::pg_lsn"
 		}
 		arrays = append(arrays, "$"+strconv.Itoa(4+i)+"::"+column.typ+"[]")
 	}
-	return "INSERT INTO walpost.owed (slot, subscriber, state, copied, " + strings.Join(names, ", ") + ")\n" +
-		"SELECT $1, $2, $3, " + strconv.FormatBool(copied) + ", " + strings.Join(values, ", ") + "\n" +
+	return "INSERT INTO walpost.owed (slot, subscriber, state, copied, mark, " + strings.Join(names, ", ") + ")\n" +
+		"SELECT $1, $2, $3, " + strconv.FormatBool(copied) + ", " + strconv.FormatBool(mark) + ", " + strings.Join(values, ", ") + "\n" +
 		"FROM unnest(" + strings.Join(arrays, ", ") + ") AS u(" + strings.Join(names, ", ") + ")"
 }
 

@@ -29,7 +29,8 @@ type Row struct {
 // rowColumns and bodyColumns are what collect scans, of a table named o. Without the bodies, noBodies
 // takes their place.
 const (
-	rowColumns = `o.subscriber, o.state, o.source, o.event_id, o.occurrence, o.epoch, o.commit_lsn::text, o.ordinal, o.event_type, o.key,
+	rowColumns = `o.subscriber, o.state, o.source, o.event_id, o.occurrence, o.epoch, o.commit_lsn::text, o.ordinal,
+		CASE WHEN o.made_up THEN o.bound::text ELSE '0/0' END, o.event_type, o.key,
 		o.row_id, o.xid, o.committed_at, o.attempts, o.next_attempt, o.first_failure, o.last_failure, o.error, o.invalid, o.copied,
 		o.version, o.aggregate_type, o.aggregate_id, o.topic, o.revision, o.occurred_at, o.recorded_at`
 	bodyColumns = `, o.payload, o.headers`
@@ -45,18 +46,21 @@ func collect(rows pgx.Rows, err error) ([]Row, error) {
 		var (
 			r                            Row
 			e                            event.Event
-			commit                       string
+			commit, bound                string
 			xid                          int64
 			committed, next, first, last *time.Time
 		)
-		err := row.Scan(&r.Subscriber, &r.State, &e.Source, &e.ID, &e.Occurrence, &e.Position.Epoch, &commit, &e.Position.Ordinal, &e.Type, &e.Key,
+		err := row.Scan(&r.Subscriber, &r.State, &e.Source, &e.ID, &e.Occurrence, &e.Position.Epoch, &commit, &e.Position.Ordinal, &bound, &e.Type, &e.Key,
 			&e.Row, &xid, &committed, &r.Attempts, &next, &first, &last, &r.Err, &e.Invalid, &r.Copied,
 			&e.Version, &e.AggregateType, &e.AggregateID, &e.Topic, &e.Revision, &e.OccurredAt, &r.RecordedAt,
 			(*[]byte)(&e.Payload), (*[]byte)(&e.Headers))
 		if err != nil {
 			return Row{}, err
 		}
-		e.Position.Commit, err = event.ParseLSN(commit)
+		if e.Position.Commit, err = event.ParseLSN(commit); err != nil {
+			return Row{}, err
+		}
+		e.Bound, err = event.ParseLSN(bound)
 		e.XID, e.CommittedAt = uint32(xid), or(committed)
 		r.NextAttempt, r.FirstFailure, r.LastFailure = or(next), or(first), or(last)
 		r.RecordedAt = r.RecordedAt.UTC()
@@ -161,7 +165,7 @@ func referred(recorded, row *event.Event) *event.Event {
 		return recorded
 	}
 	e := *row
-	e.Position, e.XID, e.CommittedAt = recorded.Position, recorded.XID, recorded.CommittedAt
+	e.Position, e.Bound, e.XID, e.CommittedAt = recorded.Position, recorded.Bound, recorded.XID, recorded.CommittedAt
 	e.Type, e.Key = recorded.Type, recorded.Key
 	return &e
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -110,33 +111,48 @@ func want[T comparable](t testing.TB, what string, got, want T) {
 	}
 }
 
-// A slot for each test of the contract is as good as a database for each.
-func TestStore_keepsTheContractWithCopies(t *testing.T) {
-	db := testdb.New(t)
-	debttest.Run(t, func(t *testing.T, _ []*event.Event) lane.Ower {
-		db.Exec(`INSERT INTO walpost.subscribers (slot, name) VALUES ($1, 'sub'), ($1, 'other')`, t.Name())
-		return debt.NewStore(db.Pinned, t.Name())
-	})
+// contracted is a debt whose marks can be read.
+type contracted struct {
+	*debt.Store
+	db *testdb.DB
 }
 
-func TestStore_keepsTheContractByReference(t *testing.T) {
+func (c contracted) Marked(e *event.Event) (attempts int, marked bool) {
+	for _, found := range c.db.Texts(`SELECT attempts::text FROM outbox WHERE event_id = $1 AND published_at IS NOT NULL`, e.ID) {
+		attempts, _ = strconv.Atoi(found)
+		marked = true
+	}
+	return attempts, marked
+}
+
+// runContract runs it against a store for the sources, in a slot for each test: that is as good as a database.
+func runContract(t *testing.T, source *outbox.Source) {
 	db := testdb.New(t)
-	table, err := lessons().Inspect(t.Context(), db.Pinned)
+	table, err := source.Inspect(t.Context(), db.Pinned)
 	if err != nil {
 		t.Fatal(err)
 	}
-	debttest.Run(t, func(t *testing.T, events []*event.Event) lane.Ower {
+	debttest.Run(t, func(t *testing.T, events []*event.Event) debttest.Debt {
+		db.Exec(`DELETE FROM outbox`)
 		for _, e := range events {
 			db.Exec(`INSERT INTO outbox (id, event_id, event_type, aggregate_type, aggregate_id, partition_key, payload, headers, created_at)
-				VALUES ($1::text::int, $2, $3, $4, $5, $6, $7::text::jsonb, $8::text::jsonb, $9::text::timestamptz) ON CONFLICT DO NOTHING`,
+				VALUES ($1::text::int, $2, $3, $4, $5, $6, $7::text::jsonb, $8::text::jsonb, $9::text::timestamptz)`,
 				e.Row, e.ID, e.Type, e.AggregateType, e.AggregateID, e.Key, string(e.Payload), string(e.Headers), e.OccurredAt)
 		}
 		db.Exec(`INSERT INTO walpost.subscribers (slot, name) VALUES ($1, 'sub'), ($1, 'other')`, t.Name())
 		store := debt.NewStore(db.Pinned, t.Name())
 		store.Use([]*outbox.Table{table})
-		return store
+		return contracted{store, db}
 	})
 }
+
+func TestStore_keepsTheContractWithCopies(t *testing.T) {
+	shared := lessons()
+	shared.Ours = false
+	runContract(t, shared)
+}
+
+func TestStore_keepsTheContractByReference(t *testing.T) { runContract(t, lessons()) }
 
 func TestStore_pointsToRowsThatOnlyWalpostDeletesAndCopiesOthers(t *testing.T) {
 	db := testdb.New(t)

@@ -34,6 +34,9 @@ type Event struct {
 	Row string
 	// Position is where the event stands in its source's stream of commits.
 	Position Position
+	// Bound is 0 where Position is that of the event's commit. Else Position is made up, because the row was
+	// read from its table (repair, from: beginning, owed add, replay), and the event committed before Bound.
+	Bound LSN
 	// CommittedAt is when the transaction committed, by the clock of the server.
 	CommittedAt time.Time
 	// XID is the transaction that wrote the row; 0 for a row that was read from the table.

@@ -62,6 +62,15 @@ func (p Position) Compare(q Position) int {
 	return cmp.Or(cmp.Compare(p.Epoch, q.Epoch), cmp.Compare(p.Commit, q.Commit), cmp.Compare(p.Ordinal, q.Ordinal))
 }
 
+// LastOf is the position that the event's transaction cannot pass: a subscriber, or the stream, that is past it
+// is past the event, whether its Position is real or made up.
+func (e *Event) LastOf() Position {
+	if e.Bound == 0 {
+		return e.Position
+	}
+	return Position{Epoch: e.Position.Epoch, Commit: e.Bound}
+}
+
 // String writes a position with fixed width, so that comparing the strings compares the positions.
 func (p Position) String() string { return string(p.Append(make([]byte, 0, 34))) }
 

@@ -72,7 +72,6 @@ type Acks interface {
 	Secure(deliveries []*ack.Delivery)
 	Secured(subscriber int) event.Position
 	Owes(subscriber int, oldest *event.Position)
-	StillOpen(position event.Position) bool
 }
 
 // Stream tells a lane what it must know about its surroundings.

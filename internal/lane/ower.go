@@ -34,7 +34,7 @@ type Ower interface {
 	Known(ctx context.Context, subscriber string, events []*event.Event) (map[int]State, error)
 	// Paid removes deliveries that were delivered, and what else was paid up to secured. A delivery
 	// beyond secured stays as paid until secured reaches it, because after a crash the stream brings it
-	// again. Rows of which nothing is owed and nothing open are marked in the same transaction.
+	// again; so does one whose outbox row is still to be marked.
 	Paid(ctx context.Context, subscriber string, paid []Paid, secured event.Position) error
 	// Failed notes failed attempts of waiting deliveries.
 	Failed(ctx context.Context, subscriber string, owed []Owed) error
@@ -69,9 +69,6 @@ type Owed struct {
 type Paid struct {
 	Event    *event.Event
 	Attempts int // failed ones, to be added to the row's when it is marked
-	// Open tells that the stream still has the event in hand for another subscriber, so that its row is
-	// not to be marked yet.
-	Open bool
 }
 
 // Query says what Waiting reads.

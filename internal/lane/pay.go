@@ -39,13 +39,10 @@ func (d *desk) settle(ctx context.Context) error {
 	}
 	list := make([]Paid, len(paid))
 	for i, it := range paid {
-		list[i] = Paid{Event: it.ev, Attempts: it.attempts(), Open: l.acks.StillOpen(it.ev.Position)}
+		list[i] = Paid{Event: it.ev, Attempts: it.attempts()}
 	}
 	if err := l.ower.Paid(ctx, l.Name(), list, l.acks.Secured(l.number)); err != nil {
 		return fmt.Errorf("remove %d paid deliveries: %w", len(list), err)
-	}
-	if err := d.markLate(ctx, list); err != nil {
-		return err
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -53,25 +50,6 @@ func (d *desk) settle(ctx context.Context) error {
 	for _, it := range paid {
 		l.scope.letGo(it)
 		l.scope.forget(l.keyOf(it.ev))
-	}
-	return nil
-}
-
-// markLate marks the rows whose last other subscriber finished while the payment was written: neither
-// could mark them, because each saw the other's delivery.
-func (d *desk) markLate(ctx context.Context, paid []Paid) error {
-	var late []Paid
-	for _, p := range paid {
-		if p.Open && !d.l.acks.StillOpen(p.Event.Position) {
-			p.Open = false
-			late = append(late, p)
-		}
-	}
-	if len(late) == 0 {
-		return nil
-	}
-	if err := d.l.ower.Paid(ctx, d.l.Name(), late, d.l.acks.Secured(d.l.number)); err != nil {
-		return fmt.Errorf("mark %d paid rows: %w", len(late), err)
 	}
 	return nil
 }

@@ -26,12 +26,12 @@ type Marked struct {
 	XID      uint32
 	// Attempts is the number of failed attempts over all subscribers, to be added to the row's.
 	Attempts int
-	// Owed says that a delivery of the event was recorded as owed. Such a row is marked only when nothing
-	// of it is waiting or dead any more.
+	// Owed says that a delivery of the event was recorded as owed: then its row may be marked already, and it is
+	// no other poller's doing.
 	Owed bool
 }
 
-// MarkResult counts what became of the rows.
+// MarkResult tells what became of the rows.
 type MarkResult struct {
 	Marked int
 	// Owed rows stay unpublished, because something of them is still waiting or dead.
@@ -42,42 +42,71 @@ type MarkResult struct {
 	Missing []Marked
 	// Replaced is how many of the missing rows have another event in their place.
 	Replaced int
+	// Locked are the indexes of rows that another session has locked, Hidden those of rows that are not visible
+	// yet (see ErrNotVisible). The same call later marks them.
+	Locked, Hidden []int
 }
 
 // ErrNotVisible means that the row of an event cannot be seen yet: an event can come a moment before its row,
 // and long before it while a synchronous standby is away. The same call later finds it.
 var ErrNotVisible = errors.New("its row is not visible yet: its commit is in the WAL and not over, because it waits for the flush or a synchronous standby")
 
+// ErrNotTaken means that the server reports success and has left a row as it was. ExplainMark knows why.
+var ErrNotTaken = errors.New("the mark did not take: the row is as it was")
+
 // Mark publishes rows by primary key and identity, 1,000 with each statement: it sets the published column where it
-// is not set, and adds the attempts. Nothing else is ever written to a row. No row may come twice with one
-// identity. With ErrNotVisible the transaction has to be rolled back.
+// is not set and nothing of the event is waiting or dead in walpost.owed, and adds the attempts. Nothing else is
+// ever written to a row. No row may come twice with one identity. It waits for no lock on a row.
 //
-// It is for a table that Marks. The confirm waits for it, so its errors say what a person must do.
+// It is for a table that Marks. Its error is a MarkError; ExplainMark says what a person must do.
 func (t *Table) Mark(ctx context.Context, tx pgx.Tx, slot string, rows []Marked) (MarkResult, error) {
+	result, err := t.mark(ctx, tx, slot, rows)
+	if err != nil {
+		return result, &MarkError{t, err}
+	}
+	return result, nil
+}
+
+// MarkError is an error of Mark: the rows are as they were.
+type MarkError struct {
+	table *Table
+	err   error
+}
+
+func (e *MarkError) Error() string { return e.err.Error() }
+func (e *MarkError) Unwrap() error { return e.err }
+
+func (t *Table) mark(ctx context.Context, tx pgx.Tx, slot string, rows []Marked) (MarkResult, error) {
 	var result MarkResult
 	if t.Published == "" {
 		return result, fmt.Errorf("mark rows of %s: it has no published column", t.Source.relation())
 	}
-	if err := t.markAll(ctx, tx, slot, rows, &result); err != nil || len(result.Missing) == 0 {
+	all := make([]int, len(rows))
+	for i := range all {
+		all[i] = i
+	}
+	missing, err := t.markAll(ctx, tx, slot, rows, all, &result)
+	if err != nil || len(missing) == 0 {
 		return result, err
 	}
 	// What is missing may have become visible since the look, or not be visible yet.
-	missing := result.Missing
 	xids := make([]uint32, len(missing))
-	for i, row := range missing {
-		xids[i] = row.XID
+	for i, n := range missing {
+		xids[i] = rows[n].XID
 	}
 	running, err := postgres.StillRunning(ctx, tx, xids)
 	if err != nil {
 		return result, err
 	}
-	result.Missing, result.Replaced = nil, 0
-	if err := t.markAll(ctx, tx, slot, missing, &result); err != nil {
+	result.Replaced = 0
+	if missing, err = t.markAll(ctx, tx, slot, rows, missing, &result); err != nil {
 		return result, err
 	}
-	for _, row := range result.Missing {
-		if running[row.XID] {
-			return result, fmt.Errorf("mark event %q of %s: %w", row.Identity.ID, t.Source.relation(), ErrNotVisible)
+	for _, n := range missing {
+		if running[rows[n].XID] {
+			result.Hidden = append(result.Hidden, n)
+		} else {
+			result.Missing = append(result.Missing, rows[n])
 		}
 	}
 	if result.Replaced > 0 && t.OnReplaced != nil {
@@ -86,70 +115,76 @@ func (t *Table) Mark(ctx context.Context, tx pgx.Tx, slot string, rows []Marked)
 	return result, nil
 }
 
-func (t *Table) markAll(ctx context.Context, tx pgx.Tx, slot string, rows []Marked, result *MarkResult) error {
-	for batch := range slices.Chunk(rows, maxMarked) {
-		if err := t.markBatch(ctx, tx, slot, batch, result); err != nil {
-			return t.explain(fmt.Errorf("mark %d rows of %s: %w", len(batch), t.Source.relation(), err))
+// markAll marks the rows with these indexes and returns those that it does not find.
+func (t *Table) markAll(ctx context.Context, tx pgx.Tx, slot string, rows []Marked, indexes []int, result *MarkResult) (missing []int, err error) {
+	for batch := range slices.Chunk(indexes, maxMarked) {
+		notFound, err := t.markBatch(ctx, tx, slot, rows, batch, result)
+		if err != nil {
+			return nil, fmt.Errorf("mark %d rows of %s: %w", len(batch), t.Source.relation(), err)
 		}
+		missing = append(missing, notFound...)
 	}
-	return nil
+	return missing, nil
 }
 
-func (t *Table) markBatch(ctx context.Context, tx pgx.Tx, slot string, rows []Marked, result *MarkResult) error {
-	ids, occurrences := make([]string, len(rows)), make([]string, len(rows))
-	attempts, owed := make([]int32, len(rows)), make([]bool, len(rows))
+func (t *Table) markBatch(ctx context.Context, tx pgx.Tx, slot string, rows []Marked, batch []int, result *MarkResult) (missing []int, err error) {
+	ids, occurrences := make([]string, len(batch)), make([]string, len(batch))
+	attempts := make([]int32, len(batch))
 	keys := make([][]string, len(t.Key))
-	for i, row := range rows {
-		ids[i], occurrences[i] = row.Identity.ID, row.Identity.Occurrence
-		attempts[i], owed[i] = int32(row.Attempts), row.Owed
+	for i, n := range batch {
+		row := rows[n]
+		ids[i], occurrences[i], attempts[i] = row.Identity.ID, row.Identity.Occurrence, int32(row.Attempts)
 		values, err := t.keyValues(row.Row)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		for k, value := range values {
 			keys[k] = append(keys[k], value)
 		}
 	}
-	args := []any{slot, t.Source.Name, ids, occurrences, attempts, owed}
+	args := []any{slot, t.Source.Name, ids, occurrences, attempts}
 	for _, key := range keys {
 		args = append(args, key)
 	}
-	missed, err := tx.Query(ctx, t.markSQL(), args...)
+	unmarked, err := tx.Query(ctx, t.markSQL(), args...)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer missed.Close()
-	unhit := 0
-	for missed.Next() {
-		var n int
-		var taken, there, published bool
-		if err := missed.Scan(&n, &taken, &there, &published); err != nil {
-			return err
-		}
-		unhit++
-		switch row := rows[n-1]; {
+	var at int
+	var taken, there, published, owed, locked bool
+	untouched := 0
+	_, err = pgx.ForEachRow(unmarked, []any{&at, &taken, &there, &published, &owed, &locked}, func() error {
+		n := batch[at-1]
+		untouched++
+		switch {
 		case !there:
-			result.Missing = append(result.Missing, row)
+			missing = append(missing, n)
 			if taken {
 				result.Replaced++
 			}
-		case !published && row.Owed:
-			result.Owed++
-		case published && row.Owed:
-			// Whoever paid the last delivery of it has marked it.
-		default:
-			// Also a row that somebody marked, or deleted, between our snapshot and our lock.
+		case published && rows[n].Owed: // we marked it when its last delivery was paid
+		case published:
 			result.Elsewhere++
+		case owed:
+			result.Owed++
+		case locked: // by this statement
+			return fmt.Errorf("event %q: %w", rows[n].Identity.ID, ErrNotTaken)
+		default: // by another session, or changed by one since the statement began
+			result.Locked = append(result.Locked, n)
 		}
-	}
-	result.Marked += len(rows) - unhit
-	return missed.Err()
+		return nil
+	})
+	result.Marked += len(batch) - untouched
+	return missing, err
 }
 
-// markSQL marks and returns the rows that were not hit. OFFSET 0 keeps Postgres from reading everything that
-// is owed into a hash, where it takes a few rows of it; its estimates of a queue are of another hour. For the
-// same reason coalesce hides that a row must be unpublished: an hour ago no row was, and an index of those
-// looks like the shortest way, where now it has a million rows, each to be compared with all that are asked for.
+// markSQL marks and returns the rows that are not marked now. A row is locked before it is updated, and not if
+// another session has it: so one that is locked and not published afterwards has swallowed its update.
+//
+// OFFSET 0 keeps Postgres from reading everything that is owed into a hash, where it takes a few rows of it;
+// its estimates of a queue are of another hour. For the same reason coalesce hides that a row must be
+// unpublished: an hour ago no row was, and an index of those looks like the shortest way, where now it has a
+// million rows, each to be compared with all that are asked for.
 func (t *Table) markSQL() string {
 	set := quote(t.Published) + " = now()"
 	if t.boolean {
@@ -166,23 +201,28 @@ func (t *Table) markSQL() string {
 		return fmt.Sprintf("t.%s = a.k%d::%s", column, n, typ)
 	})
 	event := t.sameSQL("a.event_id", "a.occurrence")
+	waits := "coalesce(" + t.unpublished() + ", false)"
+	const owed = `EXISTS (SELECT FROM walpost.owed o WHERE o.slot = $1 AND o.source = $2
+				AND o.event_id = a.event_id AND o.occurrence = a.occurrence AND o.state IN ('waiting', 'dead') OFFSET 0)`
 	return `
 		WITH asked AS MATERIALIZED (
-			SELECT * FROM unnest($3::text[], $4::text[], $5::int[], $6::bool[]` +
-		t.eachKey("", func(_ string, n int, _ string) string { return fmt.Sprintf(", $%d::text[]", 6+n) }) + `)
-			WITH ORDINALITY AS a(event_id, occurrence, attempts, owed` +
+			SELECT * FROM unnest($3::text[], $4::text[], $5::int[]` +
+		t.eachKey("", func(_ string, n int, _ string) string { return fmt.Sprintf(", $%d::text[]", 5+n) }) + `)
+			WITH ORDINALITY AS a(event_id, occurrence, attempts` +
 		t.eachKey("", func(_ string, n int, _ string) string { return fmt.Sprintf(", k%d", n) }) + `, n)
+		), ours AS MATERIALIZED (
+			SELECT a.* FROM asked a JOIN ` + t.sql() + ` t ON ` + same + `
+			WHERE ` + event + ` AND ` + waits + ` AND NOT ` + owed + `
+			FOR NO KEY UPDATE OF t SKIP LOCKED
 		), hit AS (
-			UPDATE ` + t.sql() + ` t SET ` + set + ` FROM asked a
-			WHERE ` + same + ` AND ` + event + ` AND coalesce(` + t.unpublished() + `, false)
-			AND NOT (a.owed AND EXISTS (
-				SELECT FROM walpost.owed o WHERE o.slot = $1 AND o.source = $2
-				AND o.event_id = a.event_id AND o.occurrence = a.occurrence AND o.state IN ('waiting', 'dead') OFFSET 0))
-			RETURNING a.n
+			UPDATE ` + t.sql() + ` t SET ` + set + ` FROM ours a
+			WHERE ` + same + ` AND ` + waits + `
+			RETURNING a.n, ` + waits + ` AS waits
 		)
-		SELECT a.n, t.` + quote(t.Key[0]) + ` IS NOT NULL, t.` + quote(t.Key[0]) + ` IS NOT NULL AND ` + event + `, NOT coalesce(` + t.unpublished() + `, false)
+		SELECT a.n, t.` + quote(t.Key[0]) + ` IS NOT NULL, t.` + quote(t.Key[0]) + ` IS NOT NULL AND ` + event + `, NOT ` + waits + `,
+			` + owed + `, EXISTS (SELECT FROM ours h WHERE h.n = a.n)
 		FROM asked a LEFT JOIN ` + t.sql() + ` t ON ` + same + `
-		WHERE NOT EXISTS (SELECT FROM hit h WHERE h.n = a.n)
+		WHERE NOT EXISTS (SELECT FROM hit h WHERE h.n = a.n AND NOT h.waits)
 		ORDER BY a.n`
 }
 
@@ -196,17 +236,6 @@ func (t *Table) keyValues(row string) ([]string, error) {
 		return nil, fmt.Errorf("row %q is no array of the %d key columns", row, len(t.Key))
 	}
 	return values, nil
-}
-
-// explain adds what a person must do to an error of writing to the table.
-func (t *Table) explain(err error) error {
-	switch postgres.Code(err) {
-	case "55000": // object_not_in_prerequisite_state
-		return fmt.Errorf("%w: another publication carries updates of this table, which has no replica identity: give it a primary key, or ALTER TABLE %s REPLICA IDENTITY FULL, or take it off that publication", err, t.sql())
-	case "42501": // insufficient_privilege
-		return fmt.Errorf("%w: GRANT SELECT, UPDATE (%s) ON %s to the relay's role, or set mark: off", err, t.updated(), t.sql())
-	}
-	return err
 }
 
 // MarkColumns are the columns that Mark writes, and so those that its role needs UPDATE of.

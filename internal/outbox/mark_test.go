@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -216,45 +215,102 @@ func TestMark_findsRowsOfAPartitionedTable(t *testing.T) {
 	}
 }
 
-// Another poller holds the row while we come, and marks it.
-func TestMark_aRowMarkedWhileWeWaitForItIsMarkedElsewhere(t *testing.T) {
+// S-25: another session holds the row while we come.
+func TestMark_leavesARowThatIsLockedAndKnowsWhoLockedIt(t *testing.T) {
 	db := testdb.New(t)
 	table := inspect(t, db, ours())
-	fill(db, 1)
-	poller, err := db.Pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
+	fill(db, 3)
+	begin := func(sql ...string) (pgx.Tx, int64) {
+		t.Helper()
+		conn, err := pgx.Connect(t.Context(), db.DSN) // more of them than the pool has
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = conn.Close(context.Background()) })
+		tx, err := conn.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, sql := range sql {
+			if _, err := tx.Exec(t.Context(), sql); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return tx, int64(tx.Conn().PgConn().PID())
 	}
-	if _, err := poller.Exec(t.Context(), `UPDATE outbox SET published_at = '2020-01-01'`); err != nil {
-		t.Fatal(err)
-	}
-	type answer struct {
-		result outbox.MarkResult
-		err    error
-	}
-	done := make(chan answer, 1)
-	go func() {
-		var a answer
-		a.err = postgres.InTx(context.Background(), db.Pinned, func(tx pgx.Tx) error {
-			a.result, a.err = table.Mark(context.Background(), tx, slot, []outbox.Marked{filled(1)})
-			return a.err
+	lockedBy := func(row string) (who string) {
+		t.Helper()
+		err := postgres.InTx(t.Context(), db.Pinned, func(tx pgx.Tx) (err error) {
+			who, err = table.LockedBy(t.Context(), tx, row)
+			return err
 		})
-		done <- a
-	}()
-	for deadline := time.Now().Add(20 * time.Second); db.Int(`SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE NOT l.granted AND a.datname = current_database()`) == 0; {
-		if time.Now().After(deadline) {
-			t.Fatal("the mark never waited for the row")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return who
+	}
+	wantWho := func(row string, pid int64, query string) {
+		t.Helper()
+		if got := lockedBy(row); !strings.Contains(got, fmt.Sprint("pid ", pid)) || !strings.Contains(got, query) {
+			t.Errorf("row %s is locked by %q, want pid %d and %q", row, got, pid, query)
+		}
+	}
+	poller, pollerPID := begin(`SAVEPOINT s`, `UPDATE public.outbox SET published_at = '2020-01-01' WHERE id = 2`)
+	reader, readerPID := begin(`SELECT FROM public.outbox WHERE id = 3 FOR SHARE`)
+	second, secondPID := begin(`SELECT FROM public.outbox WHERE id = 3 FOR SHARE /* too */`)
+	child, _ := begin(`SELECT FROM public.outbox WHERE id = 1 FOR KEY SHARE`) // as a foreign key does: it forbids no mark
+
+	got := mustMark(t, db, table, filled(1), filled(2), filled(3))
+	if got.Marked != 1 || !slices.Equal(got.Locked, []int{1, 2}) {
+		t.Errorf("got %+v, want the first marked and the others locked", got)
+	}
+	wantWho("2", pollerPID, "UPDATE public.outbox")
+	wantWho("3", readerPID, "FOR SHARE")
+	wantWho("3", secondPID, "too")
+	for _, tx := range []pgx.Tx{reader, second, child} {
+		if err := tx.Rollback(t.Context()); err != nil {
+			t.Fatal(err)
 		}
 	}
 	if err := poller.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	got := <-done
-	if got.err != nil || got.result.Elsewhere != 1 || got.result.Marked != 0 {
-		t.Errorf("got %+v, %v, want 1 elsewhere", got.result, got.err)
+	if got := lockedBy("2") + lockedBy("77"); got != "" {
+		t.Errorf("locked by %q, want nobody", got)
 	}
-	if got, want := db.Text(`SELECT published_at::date::text FROM outbox`), "2020-01-01"; got != want {
+	if got := mustMark(t, db, table, filled(2), filled(3)); got.Marked != 1 || got.Elsewhere != 1 {
+		t.Errorf("got %+v, want one marked and one marked elsewhere", got)
+	}
+	if got, want := db.Text(`SELECT published_at::date::text FROM outbox WHERE id = 2`), "2020-01-01"; got != want {
 		t.Errorf("published at: got %s, want the poller's %s", got, want)
+	}
+}
+
+// S-24: the server reports success, and the row is as it was.
+func TestMark_thatIsSwallowedIsAnErrorThatNamesTheTrigger(t *testing.T) {
+	for _, test := range []struct{ name, body, want string }{
+		{"returns NULL", `RETURN NULL`, "keep_as_it_is"},
+		{"returns OLD", `RETURN OLD`, "keep_as_it_is"},
+		{"takes the mark out", `NEW.published_at := NULL; RETURN NEW`, "keep_as_it_is"},
+		{"swallows one row of several", `IF OLD.id = 2 THEN RETURN OLD; END IF; RETURN NEW`, "keep_as_it_is"},
+		{"raises", `RAISE EXCEPTION 'never'`, "keep_as_it_is"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			db := testdb.New(t)
+			table := inspect(t, db, ours())
+			fill(db, 3)
+			db.Exec(`CREATE FUNCTION append_only() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN ` + test.body + `; END $$`)
+			db.Exec(`CREATE TRIGGER keep_as_it_is BEFORE UPDATE ON outbox FOR EACH ROW EXECUTE FUNCTION append_only()`)
+			db.Exec(`CREATE TRIGGER has_nothing_to_do_with_it BEFORE INSERT ON outbox FOR EACH ROW EXECUTE FUNCTION append_only()`)
+			_, err := mark(t, db, table, filled(1), filled(2), filled(3))
+			err = outbox.ExplainMark(t.Context(), db.Pinned, err)
+			if err == nil || !strings.Contains(err.Error(), test.want) || !strings.Contains(err.Error(), "mark: off") || strings.Contains(err.Error(), "nothing_to_do") {
+				t.Errorf("got %v, want the trigger and the way out", err)
+			}
+			if got := len(unpublished(t, db, table)); got != 3 {
+				t.Errorf("%d rows wait, want all 3 as before", got)
+			}
+		})
 	}
 }
 
@@ -264,6 +320,7 @@ func TestMark_saysWhatToDoWhenAnotherPublicationForbidsUpdates(t *testing.T) {
 	db.Exec(`INSERT INTO o VALUES (1, 't', '')`)
 	db.Exec(`CREATE PUBLICATION everything FOR ALL TABLES`)
 	_, err := mark(t, db, table, filled(1))
+	err = outbox.ExplainMark(t.Context(), db.Pinned, err)
 	if err == nil || !strings.Contains(err.Error(), "REPLICA IDENTITY FULL") || postgres.Code(err) != "55000" {
 		t.Errorf("got %v, want 55000 and what to do", err)
 	}
@@ -286,7 +343,7 @@ func TestMark_needsOnlyTheColumnGrants(t *testing.T) {
 		})
 	}
 	db.Exec(`GRANT USAGE ON SCHEMA walpost TO ` + role + `; GRANT SELECT ON walpost.owed, outbox TO ` + role)
-	if err := as(); err == nil || !strings.Contains(err.Error(), `UPDATE ("published_at", "attempts") ON "public"."outbox"`) {
+	if err := outbox.ExplainMark(t.Context(), db.Pinned, as()); err == nil || !strings.Contains(err.Error(), `UPDATE ("published_at", "attempts") ON "public"."outbox"`) {
 		t.Errorf("got %v, want the grant that is missing", err)
 	}
 	db.Exec(`GRANT UPDATE (published_at, attempts) ON outbox TO ` + role)

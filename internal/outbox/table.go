@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -196,6 +197,16 @@ func (t *Table) findOrder(columns []column) error {
 	}
 	t.order = append(t.order, t.Columns[t.layout.id])
 	return nil
+}
+
+// Same reports whether the database says the same about a table as before; before may be nil.
+func (t *Table) Same(before *Table) bool {
+	if before == nil {
+		return false
+	}
+	now, then := *t, *before
+	now.OnReplaced, then.OnReplaced = nil, nil // functions are never equal
+	return reflect.DeepEqual(now, then)
 }
 
 // Layout finds the columns of a Relation message by name. It knows the primary key, so that the events'

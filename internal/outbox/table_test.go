@@ -162,3 +162,18 @@ func TestFingerprint_saysWhatIsMissing(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+func TestSame_tellsATableThatWasAltered(t *testing.T) {
+	db := testdb.New(t)
+	before := inspect(t, db, ours())
+	before.OnReplaced = func(int) {}
+	now := inspect(t, db, ours())
+	now.OnReplaced = func(int) {}
+	if !now.Same(before) || now.Same(nil) {
+		t.Error("a table that nobody has touched is not the same, or the same as none")
+	}
+	db.Exec(`ALTER TABLE outbox ADD COLUMN shard int`)
+	if inspect(t, db, ours()).Same(before) {
+		t.Error("a table with another column is the same")
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"time"
 
@@ -85,10 +86,13 @@ func (r *Relay) makeSlot(ctx context.Context, s *session, fix *repair) (rows int
 	r.Log.Info("slot created", "slot", r.Slot, "consistent_point", created.ConsistentPoint)
 	s.confirmed = created.ConsistentPoint
 	members := r.atTheBeginning(s) // nothing is before the slot but the debt, so who has left has left now
+	for i := range members {       // what committed before is finished or recorded now, so it is secured
+		members[i].after = event.Position{Epoch: s.epoch, Commit: s.confirmed - 1, Ordinal: math.MaxInt64}
+	}
 	begun := time.Now()
 	rows, err = r.ready(ctx, s, fix, func(tx pgx.Tx) (int64, error) {
 		fresh := r.recipients(s, func(name string, beginning bool) bool { _, known := s.known[name]; return beginning && !known })
-		if len(fresh) > 0 { // before rows are marked that nobody wants
+		if len(fresh) > 0 {
 			_, err := r.recordRows(ctx, tx, s, recording{snapshot: created.Snapshot, from: created.ConsistentPoint, retained: true, to: fresh})
 			if err != nil {
 				return 0, err
@@ -164,6 +168,10 @@ func (r *Relay) readyTx(ctx context.Context, tx pgx.Tx, s *session, fix *repair,
 		r.Slot, s.system.ID, s.system.Timeline, s.epoch, s.fingerprint, s.confirmed.String())
 	if err != nil {
 		return fmt.Errorf("record that slot %q is ready: %w", r.Slot, err)
+	}
+	// Once more, now that what is claimed counts: until here another slot could take it.
+	if err := r.claimTablesTx(ctx, tx, s); err != nil {
+		return err
 	}
 	if fix == nil {
 		return nil

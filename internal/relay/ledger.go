@@ -2,13 +2,16 @@ package relay
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/backendstart/walpost/internal/ack"
+	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/store"
@@ -18,13 +21,20 @@ import (
 // noticed before TCP gives up.
 const statementLimit = 30 * time.Second
 
-// tableLedger writes to walpost.slots, walpost.subscribers and the outbox tables.
+// tableLedger writes to walpost.slots, walpost.subscribers, walpost.owed and the outbox tables.
 type tableLedger struct {
 	pool  *postgres.Pool
 	slot  string
 	fence *store.Fence
+	debt  *debt.Store
 
 	tables outbox.Tables
+}
+
+// use replaces what is known of the sources' tables.
+func (l *tableLedger) use(tables []*outbox.Table) {
+	l.tables.Use(tables)
+	l.debt.Use(tables)
 }
 
 func (l *tableLedger) write(ctx context.Context, finished []*ack.Entry, confirm event.LSN, at *positions) (elsewhere int, err error) {
@@ -43,11 +53,11 @@ func (l *tableLedger) write(ctx context.Context, finished []*ack.Entry, confirm 
 			if len(rows) == 0 {
 				continue
 			}
-			result, err := table.Mark(ctx, tx, l.slot, rows)
+			marked, err := l.mark(ctx, tx, table, rows)
 			if err != nil {
 				return err
 			}
-			elsewhere += result.Elsewhere
+			elsewhere += marked.Elsewhere
 		}
 		if at != nil {
 			if err := at.write(ctx, tx, l.slot); err != nil {
@@ -56,21 +66,89 @@ func (l *tableLedger) write(ctx context.Context, finished []*ack.Entry, confirm 
 		}
 		return l.confirm(ctx, tx, confirm)
 	})
-	if err == nil {
-		l.fence.Recorded(confirm)
+	if err != nil {
+		return 0, l.explained(ctx, err)
 	}
-	return elsewhere, err
+	l.fence.Recorded(confirm)
+	return elsewhere, nil
 }
 
-// rowsOf lists the rows of a source that are to be marked.
-func rowsOf(source string, finished []*ack.Entry) []outbox.Marked {
-	var rows []outbox.Marked
+// mark marks the rows of events that everybody has finished. A row that another session has locked is kept as one
+// that is still to be marked; one that is not visible yet has to be waited for, because nobody else knows of it.
+func (l *tableLedger) mark(ctx context.Context, tx pgx.Tx, table *outbox.Table, finished []*ack.Entry) (outbox.MarkResult, error) {
+	rows := make([]outbox.Marked, len(finished))
+	for i, e := range finished {
+		rows[i] = outbox.Marked{Row: e.Event.Row, Identity: e.Event.Identity(), XID: e.Event.XID, Attempts: e.Attempts, Owed: e.Owed}
+	}
+	result, err := table.Mark(ctx, tx, l.slot, rows)
+	if err != nil {
+		return result, err
+	}
+	if len(result.Hidden) > 0 {
+		return result, fmt.Errorf("mark event %q: %w", rows[result.Hidden[0]].Identity.ID, outbox.ErrNotVisible)
+	}
+	var later []lane.Owed
+	for _, n := range result.Locked {
+		later = append(later, lane.Owed{Event: finished[n].Event, Attempts: finished[n].Attempts})
+	}
+	return result, l.debt.MarkLater(ctx, tx, later)
+}
+
+// rowsOf lists what is finished of a source and has a row to be marked.
+func rowsOf(source string, finished []*ack.Entry) []*ack.Entry {
+	var rows []*ack.Entry
 	for _, e := range finished {
 		if e.Event.Source == source && e.Event.Row != "" {
-			rows = append(rows, outbox.Marked{Row: e.Event.Row, Identity: e.Event.Identity(), XID: e.Event.XID, Attempts: e.Attempts, Owed: e.Owed})
+			rows = append(rows, e)
 		}
 	}
 	return rows
+}
+
+func (l *tableLedger) markRows(ctx context.Context, query debt.MarkQuery) (debt.MarkRound, error) {
+	ctx, cancel := context.WithTimeout(ctx, statementLimit)
+	defer cancel()
+	round, err := l.debt.MarkRows(ctx, query)
+	if err != nil {
+		return round, l.explained(ctx, err)
+	}
+	return round, nil
+}
+
+func (l *tableLedger) lockedBy(ctx context.Context, row debt.LockedRow) (who string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, statementLimit)
+	defer cancel()
+	table := l.tables.BySource()[row.Source]
+	if table == nil {
+		return "", nil
+	}
+	err = postgres.InTx(ctx, l.pool, func(tx pgx.Tx) error {
+		who, err = table.LockedBy(ctx, tx, row.Row)
+		return err
+	})
+	return who, err
+}
+
+// explained adds to an error of a mark why, and looks at the tables again: what is known of them may be out of
+// date, the type of a key for example. A table that seems to have lost its published column stays as it was, since
+// otherwise its rows would not be marked, without a word.
+func (l *tableLedger) explained(ctx context.Context, err error) error {
+	var failed *outbox.MarkError
+	if !errors.As(err, &failed) {
+		return err
+	}
+	err = outbox.ExplainMark(ctx, l.pool, err)
+	var tables []*outbox.Table
+	for _, table := range l.tables.BySource() {
+		now, lookErr := table.Source.Inspect(ctx, l.pool)
+		if lookErr != nil || table.Marks() && !now.Marks() {
+			now = table
+		}
+		now.OnReplaced = table.OnReplaced
+		tables = append(tables, now)
+	}
+	l.use(tables)
+	return err
 }
 
 // confirm records the position. Once that is committed the server may be told.

@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/backendstart/walpost/internal/ack"
+	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/debt/debttest"
 	"github.com/backendstart/walpost/internal/dispatch"
 	"github.com/backendstart/walpost/internal/event"
@@ -302,14 +303,20 @@ func (s *modelServer) raise(sub string, secured event.Position) {
 }
 
 // modelLedger is what tableLedger writes to.
-type modelLedger struct{ process *modelProcess }
+type modelLedger struct {
+	process *modelProcess
+	plant   *plant
+}
 
-func (l modelLedger) write(_ context.Context, _ []*ack.Entry, confirm event.LSN, at *positions) (int, error) {
+func (l modelLedger) write(_ context.Context, finished []*ack.Entry, confirm event.LSN, at *positions) (int, error) {
 	if l.process.dead.Err() != nil {
 		return 0, errDead
 	}
 	if l.process.server.refuses() {
 		return 0, errFull
+	}
+	for _, e := range finished {
+		l.process.server.debt.Mark(e.Event, e.Attempts)
 	}
 	if at != nil {
 		for i, name := range at.names {
@@ -322,6 +329,18 @@ func (l modelLedger) write(_ context.Context, _ []*ack.Entry, confirm event.LSN,
 	return 0, nil
 }
 
+func (l modelLedger) markRows(ctx context.Context, query debt.MarkQuery) (debt.MarkRound, error) {
+	if l.process.dead.Err() != nil {
+		return debt.MarkRound{}, errDead
+	}
+	if l.plant.forgetsOpen {
+		query.Open = func([]event.Identity) map[event.Identity]bool { return nil }
+	}
+	return l.process.server.debt.MarkRows(ctx, query)
+}
+
+func (modelLedger) lockedBy(context.Context, debt.LockedRow) (string, error) { return "", nil }
+
 // plant is a bug that the model has to find.
 type plant struct {
 	confirmsTooFar bool
@@ -329,6 +348,7 @@ type plant struct {
 	readsBackwards bool
 	takesIDs       bool // for identities
 	forgetsLeavers bool
+	forgetsOpen    bool // marks what is open
 }
 
 // startPositions is Relay.startPositions without Postgres.
@@ -428,8 +448,8 @@ func startProcess(server *modelServer, subs []*modelSubscriber, budget int64, pl
 		routes = append(routes, dispatch.Route{Lane: l, Wants: nothing, Earlier: m.wants.earlier(1, anything), After: m.after})
 	}
 	d := dispatch.New(nil, []*outbox.Source{{Name: "model", Messages: "m"}}, routes, p.tracker, 1, 1<<20, dispatch.NewMetrics(reg), log)
-	rec := &recorder{ledger: modelLedger{p}, tracker: p.tracker, log: log, metrics: newMetrics(reg),
-		names: names, budget: budget, received: at, recorded: confirmed}
+	rec := &recorder{ledger: modelLedger{p, plant}, tracker: p.tracker, log: log, metrics: newMetrics(reg),
+		names: names, budget: budget, received: at, recorded: confirmed, epoch: 1}
 
 	var lanesDone, others sync.WaitGroup
 	for _, l := range lanes {

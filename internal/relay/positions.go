@@ -40,6 +40,14 @@ func (k stored) position(epoch int32) event.Position {
 	return k.secured
 }
 
+// securedIn is up to where everything is finished or owed, as far as that says something of the epoch.
+func (k stored) securedIn(epoch int32) event.Position {
+	if k.doubt != "" || k.secured.Epoch != epoch {
+		return event.Position{}
+	}
+	return k.secured
+}
+
 // readSubscribers reads what is recorded of all subscribers that the slot has ever had, and says of whom it does not
 // believe it.
 func (r *Relay) readSubscribers(ctx context.Context, s *session) error {
@@ -400,7 +408,7 @@ func (r *Relay) recordRetained(ctx context.Context, s *session, subscriber int) 
 		if err := r.fence.Hold(ctx, tx); err != nil {
 			return err
 		}
-		rows, err = r.recordRows(ctx, tx, s, recording{from: from, retained: true, to: []recipient{{name, sub.wants}}})
+		rows, err = r.recordRows(ctx, tx, s, recording{from: from, retained: true, to: []recipient{{name: name, wants: sub.wants}}})
 		return err
 	})
 	if err != nil {

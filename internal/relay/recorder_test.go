@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/backendstart/walpost/internal/ack"
+	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/event"
 )
 
@@ -21,6 +22,12 @@ func (w *written) write(_ context.Context, _ []*ack.Entry, confirm event.LSN, _ 
 	w.confirmed = append(w.confirmed, confirm)
 	return 0, nil
 }
+
+func (*written) markRows(context.Context, debt.MarkQuery) (debt.MarkRound, error) {
+	return debt.MarkRound{}, nil
+}
+
+func (*written) lockedBy(context.Context, debt.LockedRow) (string, error) { return "", nil }
 
 // S-54: over a quiet outbox foreign WAL passes, less than 16 MiB of it. It is confirmed after a minute, and what a
 // record of our own makes is no reason for the next one.

@@ -353,11 +353,12 @@ func (r *Relay) build(s *session, careful bool, found *suspect, stop context.Can
 		}
 	}
 	p.dispatch = dispatch.New(s.tables, r.messageSources(), routes, tracker, s.epoch, r.MaxEvent, r.dispatch, r.Log)
-	p.ledger = &tableLedger{pool: r.Pool, slot: r.Slot, fence: r.fence}
-	p.ledger.tables.Use(s.tables)
+	p.ledger = &tableLedger{pool: r.Pool, slot: r.Slot, fence: r.fence, debt: r.owed}
+	p.ledger.use(s.tables)
 	p.recorder = &recorder{
 		ledger: p.ledger, tracker: tracker, log: r.Log, metrics: r.metrics, stop: stop,
 		names: r.names(), budget: s.budget, received: r.wal.Received, recorded: s.confirmed,
+		epoch: s.epoch,
 	}
 	r.mu.Lock()
 	r.tracker, r.lanes, r.leavers, r.recorder = tracker, p.lanes, p.leavers, p.recorder
@@ -437,7 +438,7 @@ func (r *Relay) stream(ctx, hard context.Context, s *session, p *parts) error {
 			return err
 		}
 		p.dispatch.Connected(s.tables)
-		p.ledger.tables.Use(s.tables)
+		p.ledger.use(s.tables)
 		r.wal.Reconnects.Inc()
 	}
 }

@@ -284,7 +284,8 @@ func (w *replayWork) send(ctx, lanes context.Context, source string, page replay
 		case !w.relay.Subscriptions[w.number].wants(source, ev.Type):
 			reached.Unwanted++
 		default:
-			ev.Position = w.position
+			// Every row of a page that is marked is behind the stream, whatever its bound.
+			ev.Position, ev.Bound = w.position, max(page.End, w.position.Commit+1)
 			w.position.Ordinal++
 			batch = append(batch, sending{ev, reached})
 		}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/outbox"
@@ -24,7 +25,7 @@ type recording struct {
 	retained bool
 	// repair takes all rows of a source that is not marked: nobody knows which of them wait.
 	repair bool
-	// some tells that others want the rows as well: then what none of these recipients wants is not marked.
+	// some tells that others want the rows as well: then nothing says of a row that no subscriber wants it.
 	some bool
 	to   []recipient
 }
@@ -33,6 +34,9 @@ type recording struct {
 type recipient struct {
 	name  string
 	wants func(source, eventType string) bool
+	// secured is up to where it has, or is owed, everything: an event whose commit is known and not beyond it is not
+	// owed to it again. The zero Position says nothing.
+	secured event.Position
 }
 
 // recipients are the subscribers that are meant, of those in the configuration and those that have left it and have
@@ -51,12 +55,12 @@ func (r *Relay) recipients(s *session, meant func(name string, fromBeginning boo
 		wanted := k.wants.beyond(k.position(s.epoch)).changed(sub.filter(), place{s.epoch, s.end})
 		to = append(to, recipient{name, func(source, eventType string) bool {
 			return wanted.ever(source, eventType) && sub.understands(eventType)
-		}})
+		}, k.securedIn(s.epoch)})
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.known)) {
 		k := s.known[name]
 		if left := k.wants.beyond(k.position(s.epoch)); !inConfig[name] && len(left) > 0 && meant(name, false) {
-			to = append(to, recipient{name, left.ever})
+			to = append(to, recipient{name, left.ever, k.securedIn(s.epoch)})
 		}
 	}
 	return to
@@ -68,7 +72,8 @@ func (r *Relay) recipients(s *session, meant func(name string, fromBeginning boo
 //
 // They have positions that no commit has, because those are 8-aligned: just below from, and so before all
 // that is not among them. A commit that is being flushed, or waits for a standby, has its place in the WAL
-// already and is in no snapshot, so the end of the WAL would be too high.
+// already and is in no snapshot, so the end of the WAL would be too high. A row says nothing of its commit but
+// that it is before the end of the WAL at that moment: that is its bound.
 //
 // Of those from there on the stream brings some as well. They are known by their ids: a lane pays nothing
 // before it has looked up all that was written before the stream began.
@@ -97,8 +102,15 @@ func (r *Relay) recordRows(ctx context.Context, tx pgx.Tx, s *session, o recordi
 func (r *Relay) recordRowsOnce(ctx context.Context, tx pgx.Tx, s *session, o recording, rowByRow bool) (int64, error) {
 	begun := time.Now()
 	position := event.Position{Epoch: s.epoch, Commit: o.from - 1}
-	debts := newWaitingRows(r, tx, o)
+	debts := &waitingRows{relay: r, tx: tx, epoch: s.epoch, recording: o, owed: make([][]lane.Owed, len(o.to))}
 	err := postgres.InSnapshot(ctx, r.Pool, o.snapshot, func(reading pgx.Tx) error {
+		bound := position.Commit // nothing in the snapshot of a new slot committed where it begins, or later
+		if o.snapshot == "" {
+			var err error
+			if bound, err = debt.WALEnd(ctx, reading); err != nil { // the first statement takes the snapshot
+				return err
+			}
+		}
 		for _, table := range s.tables {
 			if rowByRow {
 				table = table.RowByRow()
@@ -113,7 +125,7 @@ func (r *Relay) recordRowsOnce(ctx context.Context, tx pgx.Tx, s *session, o rec
 			}
 			debts.table = table
 			err := read(ctx, reading, func(ev *event.Event) error {
-				ev.Source, ev.Position = table.Source.Name, position
+				ev.Source, ev.Position, ev.Bound = table.Source.Name, position, bound
 				if ev.CommittedAt.IsZero() {
 					ev.CommittedAt = begun
 				}
@@ -135,62 +147,64 @@ func (r *Relay) recordRowsOnce(ctx context.Context, tx pgx.Tx, s *session, o rec
 
 // waitingRows collects events for each subscriber that wants them and records them in batches.
 type waitingRows struct {
+	recording
 	relay *Relay
 	tx    pgx.Tx
-	to    []recipient
-	some  bool          // others want the rows as well
-	owed  [][]lane.Owed // by recipient
-	bytes int
+	epoch int32
+	table *outbox.Table // that is read
 
-	table *outbox.Table   // that is read
-	mark  []outbox.Marked // rows of it that nobody wants
+	events []*event.Event
+	bytes  int
+	owed   [][]lane.Owed // by recipient; used again
 }
 
-func newWaitingRows(r *Relay, tx pgx.Tx, o recording) *waitingRows {
-	return &waitingRows{relay: r, tx: tx, to: o.to, some: o.some, owed: make([][]lane.Owed, len(o.to))}
-}
-
-// add takes an event. The row of one that nobody wants is marked: no delivery would ever do that.
 func (w *waitingRows) add(ctx context.Context, ev *event.Event) error {
-	wanted := false
-	for i, to := range w.to {
-		if !to.wants(ev.Source, ev.Type) {
-			continue
-		}
-		wanted = true
-		if ev.Invalid == "" || ev.Payload != nil {
-			w.owed[i] = append(w.owed[i], lane.Owed{Event: ev})
-			continue
-		}
-		// There is no body that could wait: whoever tries to read the row meets the same.
-		now := time.Now()
-		letter := lane.Owed{Event: ev, Err: ev.Invalid, FirstFailure: now, LastFailure: now}
-		if err := w.relay.owed.RecordDead(ctx, w.tx, to.name, letter); err != nil {
-			return err
-		}
-	}
-	if !wanted && !w.some && w.table.Marks() && ev.Row != "" {
-		w.mark = append(w.mark, outbox.Marked{Row: ev.Row, Identity: ev.Identity(), Owed: true}) // unless an earlier subscriber is owed it
-	}
+	w.events = append(w.events, ev)
 	if w.bytes += ev.Size() + 100; w.bytes < 4<<20 {
 		return nil
 	}
 	return w.flush(ctx)
 }
 
+// flush records what was collected. It marks nothing: a pass over the table knows nothing of those that are not
+// meant, nor of what the stream still brings. A row that no subscriber at all wants is left to the recorder.
 func (w *waitingRows) flush(ctx context.Context) error {
+	committed, err := w.relay.owed.Commits(ctx, w.tx, w.epoch, w.events)
+	if err != nil {
+		return err
+	}
+	var unwanted []lane.Owed
+	for n, ev := range w.events {
+		wanted := false
+		for i, to := range w.to {
+			if !to.wants(ev.Source, ev.Type) {
+				continue
+			}
+			wanted = true
+			at, known := committed[n]
+			switch {
+			case known && at.Compare(to.secured) <= 0:
+			case ev.Invalid == "" || ev.Payload != nil:
+				w.owed[i] = append(w.owed[i], lane.Owed{Event: ev})
+			default:
+				// There is no body that could wait: whoever tries to read the row meets the same.
+				now := time.Now()
+				letter := lane.Owed{Event: ev, Err: ev.Invalid, FirstFailure: now, LastFailure: now}
+				if err := w.relay.owed.RecordDead(ctx, w.tx, to.name, letter); err != nil {
+					return err
+				}
+			}
+		}
+		if !wanted && !w.some && !w.retained && ev.Row != "" && w.table.Marks() {
+			unwanted = append(unwanted, lane.Owed{Event: ev})
+		}
+	}
 	for i, owed := range w.owed {
 		if err := w.relay.owed.RecordWaiting(ctx, w.tx, w.to[i].name, owed); err != nil {
 			return err
 		}
 		w.owed[i] = owed[:0]
 	}
-	if len(w.mark) > 0 {
-		if _, err := w.table.Mark(ctx, w.tx, w.relay.Slot, w.mark); err != nil {
-			return err
-		}
-		w.mark = w.mark[:0]
-	}
-	w.bytes = 0
-	return nil
+	w.events, w.bytes = w.events[:0], 0
+	return w.relay.owed.MarkLater(ctx, w.tx, unwanted)
 }

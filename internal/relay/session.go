@@ -179,6 +179,9 @@ func (r *Relay) open(ctx context.Context, why *changed) (_ *session, err error) 
 	if err := r.readSubscribers(ctx, s); err != nil {
 		return nil, err
 	}
+	if err := r.claimTables(ctx, s); err != nil {
+		return nil, err
+	}
 	if err := r.findOrMakeSlot(ctx, s, why); err != nil {
 		return nil, err
 	}
@@ -355,6 +358,10 @@ func (r *Relay) checkLease(ctx context.Context, session lease.Session) error {
 // ensurePublication makes or completes the publication.
 func (r *Relay) ensurePublication(ctx context.Context, s *session) (err error) {
 	if s.tables, err = r.inspect(ctx); err != nil {
+		return err
+	}
+	// Before anything is changed for a relay that may not run.
+	if err := postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) error { return r.refuseMarkedTables(ctx, tx, s) }); err != nil {
 		return err
 	}
 	s.mended, err = wal.EnsurePublication(ctx, r.Pool, r.Publication, tableNames(s.tables), s.slot != nil, s.record != nil)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"reflect"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -66,13 +65,17 @@ func (r *Relay) refreshTables(ctx context.Context, ledger *tableLedger) {
 		if err != nil {
 			return // who needs the table says so
 		}
+		before := known[source.Name]
+		if before != nil && before.Marks() && !table.Marks() {
+			return // a mark that fails says that the column is gone; without one nobody would
+		}
+		table.OnReplaced = func(rows int) { r.noteReplaced(source.Name, rows) }
 		tables = append(tables, table)
-		changed = changed || !reflect.DeepEqual(table, known[source.Name])
+		changed = changed || !table.Same(before)
 	}
 	if changed {
 		r.Log.Info("a table was altered; what is known of it is read again", "slot", r.Slot)
-		ledger.tables.Use(tables)
-		r.owed.Use(tables)
+		ledger.use(tables)
 	}
 }
 

@@ -49,7 +49,8 @@ CREATE TABLE walpost.subscribers (
 -- another event. The occurrence is the text of the row's time column, or a hash of type and payload.
 
 -- Deliveries that are not in the stream's hands any more: waiting is sent by itself later, dead waits
--- for a person, paid was sent or discarded and stays only until the stream is past it.
+-- for a person, paid was sent or discarded and stays only until its row is marked and the stream is past it.
+-- A row of subscriber '' is always paid: an event that nobody is owed, and whose mark has to wait.
 -- The event is copied, except where only walpost's own retention deletes outbox rows (copied = false):
 -- there row_id points to it. Payload and headers are TEXT: what Postgres sent comes back byte for byte.
 CREATE TABLE walpost.owed (
@@ -62,6 +63,11 @@ CREATE TABLE walpost.owed (
     epoch          INT         NOT NULL,
     commit_lsn     PG_LSN      NOT NULL,
     ordinal        BIGINT      NOT NULL,
+    -- made_up: the row was read from its table, so that the position is none of a commit. Either way the event's
+    -- transaction is behind a stream that is past the bound: the commit itself, or the end of the WAL when the
+    -- row was read.
+    made_up        BOOLEAN     NOT NULL DEFAULT false,
+    bound          PG_LSN      NOT NULL DEFAULT '0/0',
     event_type     TEXT        NOT NULL,
     key            TEXT        NOT NULL,
     row_id         TEXT        NOT NULL DEFAULT '',
@@ -74,7 +80,7 @@ CREATE TABLE walpost.owed (
     error          TEXT        NOT NULL DEFAULT '',
     invalid        TEXT        NOT NULL DEFAULT '',       -- why the row is no valid event
     size           INT         NOT NULL DEFAULT 0,        -- bytes that the event takes in memory
-    mark           BOOLEAN     NOT NULL DEFAULT false,    -- paid, and the outbox row is still to be marked
+    mark           BOOLEAN     NOT NULL DEFAULT false,    -- paid, and the leader has still to mark the outbox row
     copied         BOOLEAN     NOT NULL DEFAULT true,
     version        TEXT        NOT NULL DEFAULT '',
     aggregate_type TEXT        NOT NULL DEFAULT '',
@@ -99,6 +105,7 @@ CREATE INDEX owed_waiting ON walpost.owed (slot, subscriber, epoch, commit_lsn, 
 -- The first delivery of each key that fails: what is set aside while the others are sent.
 CREATE INDEX owed_failing ON walpost.owed (slot, subscriber, key) WHERE first_failure IS NOT NULL AND state NOT IN ('dead', 'paid');
 CREATE INDEX owed_dead ON walpost.owed (slot, subscriber, epoch, commit_lsn, ordinal) WHERE state = 'dead';
+CREATE INDEX owed_unmarked ON walpost.owed (slot, epoch, bound, event_id, source, occurrence, subscriber) WHERE state = 'paid' AND mark;
 CREATE INDEX owed_paid ON walpost.owed (slot, subscriber, epoch, commit_lsn, ordinal) WHERE state = 'paid';
 
 -- The effect of (subscriber, event) is in the database: written in the transaction of the effect.
@@ -112,6 +119,13 @@ CREATE TABLE walpost.inbox (
     PRIMARY KEY (slot, subscriber, event_id, source, occurrence)
 );
 CREATE INDEX inbox_by_age ON walpost.inbox (done_at);
+
+-- Which slot marks a table: a mark stands for all subscribers of one slot. A row whose slot is not in
+-- walpost.slots says nothing.
+CREATE TABLE walpost.marked_tables (
+    relation TEXT PRIMARY KEY, -- schema.table
+    slot     TEXT NOT NULL
+);
 
 -- Who leads a slot, or led it last, and the keys of the advisory locks by which its sessions show that they live. Any
 -- role can take any advisory lock, so who has one counts only if its role is the recorded one. Election is an UPDATE of
@@ -155,4 +169,4 @@ CREATE TABLE walpost.audit (
 CREATE INDEX audit_by_slot ON walpost.audit (slot, id);
 
 -- +goose Down
-DROP TABLE walpost.slots, walpost.subscribers, walpost.owed, walpost.inbox, walpost.leader, walpost.fence, walpost.turns, walpost.audit;
+DROP TABLE walpost.slots, walpost.subscribers, walpost.owed, walpost.inbox, walpost.marked_tables, walpost.leader, walpost.fence, walpost.turns, walpost.audit;

@@ -1,6 +1,7 @@
 package debttest
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -10,15 +11,25 @@ import (
 	"testing"
 	"time"
 
+	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/lane"
 )
 
 const sub = "sub"
 
-// Run is the contract of lane.Ower. open returns an empty debt for the known subscribers "sub" and "other", of
-// which events may be owed: if the debt points to rows, it has to make these first.
-func Run(t *testing.T, open func(t *testing.T, events []*event.Event) lane.Ower) {
+// Debt is what the lanes and the recorder reach of a debt.
+type Debt interface {
+	lane.Ower
+	// MarkRows is that of debt.Store.
+	MarkRows(ctx context.Context, query debt.MarkQuery) (debt.MarkRound, error)
+	// Marked tells whether the event's row is marked, and the attempts that were added to it.
+	Marked(e *event.Event) (attempts int, marked bool)
+}
+
+// Run is the contract of a debt. open returns an empty one for the known subscribers "sub" and "other", of
+// which events may be owed: if the debt points to rows, it has to make these first, unmarked.
+func Run(t *testing.T, open func(t *testing.T, events []*event.Event) Debt) {
 	for name, test := range map[string]func(*testing.T, *book){
 		"Record keeps everything about a delivery":             recordKeepsEverything,
 		"Record leaves what is recorded as it is":              recordLeavesWhatIsThere,
@@ -42,19 +53,23 @@ func Run(t *testing.T, open func(t *testing.T, events []*event.Event) lane.Ower)
 		"Blocked gives the keys of dead letters, each once":    blockedGivesKeys,
 		"Look tells the oldest":                                lookTellsTheOldest,
 		"Unwanted pauses":                                      unwantedPauses,
+		"MarkRows marks when nothing is owed to anybody":       marksWhenNothingIsOwed,
+		"MarkRows waits for the bound":                         marksBehindTheBound,
+		"MarkRows waits for what is open":                      marksWhatIsNotOpen,
+		"MarkRows adds the attempts of all":                    marksWithAttempts,
 		"subscribers and sources have nothing to do with each": subscribersAreApart,
 		"an id that comes again is another event":              idsComeAgain,
 	} {
 		t.Run(name, func(t *testing.T) {
 			events := someEvents()
-			test(t, &book{lane.Ower(open(t, events)), t, events})
+			test(t, &book{open(t, events), t, events})
 		})
 	}
 }
 
 // book is an Ower whose errors fail the test, and events that may be owed in it.
 type book struct {
-	ower   lane.Ower
+	ower   Debt
 	t      *testing.T
 	events []*event.Event // in the order of their positions
 }
@@ -107,6 +122,84 @@ func (b *book) pay(secured event.Position, events ...*event.Event) {
 		paid = append(paid, lane.Paid{Event: e})
 	}
 	b.ok(b.ower.Paid(b.t.Context(), sub, paid, secured))
+	b.markRows(event.Position{Epoch: 9})
+}
+
+// markRows marks what the stream is past, but for what is open.
+func (b *book) markRows(passed event.Position, open ...*event.Event) {
+	b.t.Helper()
+	isOpen := make(map[event.Identity]bool)
+	for _, e := range open {
+		isOpen[e.Identity()] = true
+	}
+	_, err := b.ower.MarkRows(b.t.Context(), debt.MarkQuery{
+		Passed: passed, Limit: 1000, Open: func([]event.Identity) map[event.Identity]bool { return isOpen },
+	})
+	b.ok(err)
+}
+
+// wantMarked checks which of the events are marked, with so many attempts.
+func (b *book) wantMarked(when string, want ...int) {
+	b.t.Helper()
+	for i, e := range b.events {
+		attempts, marked := b.ower.Marked(e)
+		wantMarked := i < len(want) && want[i] >= 0
+		if marked != wantMarked || marked && attempts != want[i] {
+			b.t.Errorf("%s: event %s: marked %v with %d attempts, want %v of %v", when, e.ID, marked, attempts, wantMarked, want)
+		}
+	}
+}
+
+func marksWhenNothingIsOwed(t *testing.T, b *book) {
+	const not = -1
+	b.record(b.events[:4]...)
+	b.ok(b.ower.Record(t.Context(), "other", []lane.Owed{{Event: b.events[1]}}))
+	b.ok(b.ower.Dead(t.Context(), "other", lane.Owed{Event: b.events[2]}))
+	b.pay(b.events[5].Position, b.events[:3]...)
+	b.wantMarked("while the other one is owed two", 0, not, not, not)
+	b.ok(b.ower.Paid(t.Context(), "other", []lane.Paid{{Event: b.events[1]}}, b.events[5].Position))
+	b.wantMarked("by a payment", 0, not, not, not)
+	b.markRows(event.Position{Epoch: 9})
+	b.wantMarked("while the other one has a dead letter", 0, 0, not, not)
+	b.wantWaiting(all, "e4")
+}
+
+func marksBehindTheBound(t *testing.T, b *book) {
+	const not = -1
+	late := *b.events[1]
+	late.Position, late.Bound = event.Position{Epoch: 1, Commit: 0x7F, Ordinal: 9}, 0x200
+	b.record(&late, b.events[2], b.events[5])
+	paid := []lane.Paid{{Event: &late}, {Event: b.events[2]}, {Event: b.events[5]}}
+	b.ok(b.ower.Paid(t.Context(), sub, paid, event.Position{}))
+	b.markRows(event.Position{Epoch: 1, Commit: 0x80})
+	b.wantMarked("up to the commit of the real one", not, not, not)
+	b.markRows(event.Position{Epoch: 1, Commit: 0x200})
+	b.wantMarked("up to the bound", not, not, 0)
+	b.markRows(event.Position{Epoch: 1, Commit: 0x201})
+	b.wantMarked("past the bound", not, 0, 0)
+	b.markRows(event.Position{Epoch: 3})
+	b.wantMarked("on another server", not, 0, 0, not, not, 0)
+}
+
+func marksWhatIsNotOpen(t *testing.T, b *book) {
+	const not = -1
+	b.record(b.events[:2]...)
+	b.ok(b.ower.Paid(t.Context(), sub, []lane.Paid{{Event: b.events[0]}, {Event: b.events[1]}}, b.events[5].Position))
+	b.markRows(event.Position{Epoch: 9}, b.events[0])
+	b.wantMarked("while the first is open", not, 0)
+	b.markRows(event.Position{Epoch: 9})
+	b.wantMarked("when nothing is", 0, 0)
+}
+
+func marksWithAttempts(t *testing.T, b *book) {
+	b.record(b.events[0])
+	b.ok(b.ower.Record(t.Context(), "other", []lane.Owed{{Event: b.events[0]}}))
+	for i, name := range []string{sub, "other"} {
+		b.ok(b.ower.Paid(t.Context(), name, []lane.Paid{{Event: b.events[0], Attempts: 2 + i}}, event.Position{}))
+	}
+	b.markRows(event.Position{Epoch: 9})
+	b.markRows(event.Position{Epoch: 9})
+	b.wantMarked("of both", 5)
 }
 
 func (b *book) waiting(query lane.Query) []lane.Owed {

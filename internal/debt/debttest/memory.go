@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/lane"
 )
@@ -20,6 +21,7 @@ type Memory struct {
 	subscribers map[string]*account    // guarded by mu
 	marked      map[event.Identity]int // attempts of marked events; guarded by mu
 	fail        []error                // of the next calls; guarded by mu
+	onMark      func(event.Identity)   // nil for a debt whose events need a Row to be marked; guarded by mu
 }
 
 var _ lane.Ower = (*Memory)(nil)
@@ -36,6 +38,7 @@ type account struct {
 type row struct {
 	lane.Owed
 	state lane.State
+	mark  bool // paid, and its row is still to be marked
 }
 
 // NewMemory returns an empty debt.
@@ -50,6 +53,46 @@ func (m *Memory) FailNext(errs ...error) {
 	m.fail = append(m.fail, errs...)
 }
 
+// EveryEventHasARow lets events be marked whether they have a Row or not, and calls fn with each that is marked.
+// fn must not call the debt.
+func (m *Memory) EveryEventHasARow(fn func(event.Identity)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.onMark = fn
+}
+
+func (m *Memory) hasRow(e *event.Event) bool { return e.Row != "" || m.onMark != nil }
+
+func (m *Memory) setMark(of event.Identity, attempts int) {
+	_, marked := m.marked[of]
+	m.marked[of] += attempts
+	if m.onMark != nil && !marked {
+		m.onMark(of)
+	}
+}
+
+// Add makes a person owe an event to a subscriber, unless it is recorded already.
+func (m *Memory) Add(subscriber string, e *event.Event) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if a := m.of(subscriber); a.rows[e.Identity()] == nil {
+		a.insert(&row{Owed: lane.Owed{Event: e}, state: lane.StateWaiting})
+		m.changes++
+	}
+}
+
+// Redrive makes the dead letters of a subscriber wait, as a person would.
+func (m *Memory) Redrive(subscriber string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, r := range m.of(subscriber).order {
+		if r.state == lane.StateDead {
+			r.state, r.NextAttempt, r.FirstFailure = lane.StateWaiting, time.Time{}, time.Time{}
+		}
+	}
+	m.changes++
+}
+
 // Pause sets whether a person has paused the subscriber.
 func (m *Memory) Pause(subscriber string, paused bool) {
 	m.mu.Lock()
@@ -58,11 +101,15 @@ func (m *Memory) Pause(subscriber string, paused bool) {
 	m.changes++
 }
 
-// Discard removes a delivery, as a person would.
+// Discard gives a delivery up, as a person would.
 func (m *Memory) Discard(subscriber string, e *event.Event) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.of(subscriber).remove(e.Identity())
+	a := m.of(subscriber)
+	if r := a.rows[e.Identity()]; r != nil && r.state != lane.StatePaid {
+		r.state, r.mark = lane.StatePaid, m.hasRow(r.Event)
+		a.paid[e.Identity()] = r
+	}
 	m.changes++
 }
 
@@ -88,7 +135,7 @@ func (m *Memory) Secured(subscriber string) event.Position {
 	return m.of(subscriber).secured
 }
 
-// Marked tells whether Paid has marked the event's row, and the attempts added to it.
+// Marked tells whether the event's row is marked, and the attempts added to it.
 func (m *Memory) Marked(e *event.Event) (attempts int, marked bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -125,7 +172,7 @@ func (m *Memory) Record(ctx context.Context, subscriber string, owed []lane.Owed
 	a := m.of(subscriber)
 	for _, o := range owed {
 		if a.rows[o.Event.Identity()] == nil {
-			a.insert(&row{o, lane.StateWaiting})
+			a.insert(&row{Owed: o, state: lane.StateWaiting})
 		}
 	}
 	return nil
@@ -140,7 +187,7 @@ func (m *Memory) Dead(ctx context.Context, subscriber string, letter lane.Owed) 
 	letter.NextAttempt = time.Time{}
 	a := m.of(subscriber)
 	a.remove(letter.Event.Identity())
-	a.insert(&row{letter, lane.StateDead})
+	a.insert(&row{Owed: letter, state: lane.StateDead})
 	return nil
 }
 
@@ -235,26 +282,62 @@ func (m *Memory) Paid(ctx context.Context, subscriber string, paid []lane.Paid, 
 		return err
 	}
 	a := m.of(subscriber)
-	for _, p := range paid {
-		if r := a.rows[p.Event.Identity()]; r != nil {
-			r.state = lane.StatePaid
-			a.paid[p.Event.Identity()] = r
-		}
-	}
-	for id, r := range a.paid {
-		if r.Event.Position.Compare(secured) <= 0 {
-			a.remove(id)
-		}
-	}
-	for _, p := range paid {
-		if p.Event.Row != "" && !p.Open && !m.owes(p.Event.Identity()) {
-			m.marked[p.Event.Identity()] += p.Attempts
-		}
-	}
 	if a.secured.Compare(secured) < 0 {
 		a.secured = secured
 	}
+	for _, p := range paid {
+		if r := a.rows[p.Event.Identity()]; r != nil {
+			r.state, r.mark, r.Attempts = lane.StatePaid, m.hasRow(r.Event), p.Attempts
+			a.paid[p.Event.Identity()] = r
+		}
+	}
+	a.removePaid()
 	return nil
+}
+
+// MarkRows is debt.Store.MarkRows.
+func (m *Memory) MarkRows(ctx context.Context, query debt.MarkQuery) (debt.MarkRound, error) {
+	defer m.mu.Unlock()
+	if err := m.begin(ctx); err != nil {
+		return debt.MarkRound{}, err
+	}
+	var round debt.MarkRound
+	var unmarked []*row
+	var events []event.Identity
+	for _, a := range m.subscribers {
+		for id, r := range a.paid {
+			bound := event.Position{Epoch: r.Event.Position.Epoch, Commit: r.Event.LastOf().Commit}
+			if r.mark && bound.Compare(event.Position{Epoch: query.Passed.Epoch, Commit: query.Passed.Commit}) < 0 {
+				unmarked, events = append(unmarked, r), append(events, id)
+			}
+		}
+	}
+	open := query.Open(events)
+	for i, r := range unmarked {
+		if open[events[i]] {
+			round.Left++
+			continue
+		}
+		round.Settled++
+		r.mark = false
+		if !m.owes(events[i]) {
+			m.setMark(events[i], r.Attempts)
+		}
+	}
+	for _, a := range m.subscribers {
+		a.removePaid()
+	}
+	return round, nil
+}
+
+// Mark marks the row of an event, as a relay does when every subscriber that it was routed to has finished it,
+// unless something of it is owed.
+func (m *Memory) Mark(e *event.Event, attempts int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if _, marked := m.marked[e.Identity()]; !marked && m.hasRow(e) && !m.owes(e.Identity()) {
+		m.setMark(e.Identity(), attempts)
+	}
 }
 
 // Failed implements lane.Ower.
@@ -377,6 +460,15 @@ func (a *account) remove(id event.Identity) {
 		return
 	}
 	a.order = slices.Delete(a.order, i, i+1)
+}
+
+// removePaid removes what was paid, whose row needs no mark any more, and that the subscriber is past.
+func (a *account) removePaid() {
+	for id, r := range a.paid {
+		if !r.mark && r.Event.LastOf().Compare(a.secured) <= 0 {
+			a.remove(id)
+		}
+	}
 }
 
 // in returns the deliveries in a state, in order.
