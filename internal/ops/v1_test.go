@@ -170,11 +170,15 @@ func TestV1_changesWhatIsAskedForAndWritesDownWhoAsked(t *testing.T) {
 	if got := state(); got != "live" {
 		t.Errorf("after a resume the state is %s", got)
 	}
-	if got := c.Text(`SELECT string_agg(event_id || state, ' ' ORDER BY event_id) FROM walpost.owed`); got != "e3dead e4waiting" {
+	if got := c.Text(`SELECT string_agg(event_id || state, ' ' ORDER BY event_id) FROM walpost.owed`); got != "e1paid e2paid e3dead e4waiting" {
 		t.Errorf("owed is %s", got)
 	}
-	if got := c.Text(`SELECT string_agg(event_id, ' ' ORDER BY id) FROM outbox WHERE published_at IS NOT NULL`); got != "e1 e2" {
-		t.Errorf("marked are %s", got)
+	// Only the leader marks rows.
+	if got := c.Text(`SELECT string_agg(event_id, ' ' ORDER BY event_id) FROM walpost.owed WHERE mark`); got != "e1 e2" {
+		t.Errorf("still to be marked are %s", got)
+	}
+	if got := c.Int(`SELECT count(*) FROM outbox WHERE published_at IS NOT NULL`); got != 0 {
+		t.Errorf("%d rows are marked, and no relay runs", got)
 	}
 	if got := c.Text(`SELECT who || ': ' || why FROM walpost.audit ORDER BY id LIMIT 1`); got != "alice via ops API from 192.0.2.1:1234: maintenance" {
 		t.Errorf("the audit says %s", got)
