@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"net/url"
 	"os"
@@ -95,6 +96,11 @@ func newRelay(ctx context.Context, options config.Relay, mail config.Mail, kinds
 			return nil, err
 		}
 		b.pools = append(b.pools, pool)
+	}
+	if has := b.pools[0].Size(); has < relay.Sessions {
+		b.close()
+		return nil, config.Invalid(fmt.Errorf("database_url: pool_max_conns is %d, and a first start or a repair holds %d sessions at a time: "+
+			"set it to %d or more, or leave it out", has, relay.Sessions, relay.Sessions))
 	}
 	subscribers, err := kinds.build(options.Flow, Room{Pool: b.pools[1], Slot: options.Slot, Log: log.Logger, Mail: mail})
 	if err != nil {

@@ -34,6 +34,7 @@ func InBatch(ctx context.Context, pool *Pool, queue func(*pgx.Batch) error) erro
 	batch := pgx.Batch{QueuedQueries: slices.Concat(
 		[]*pgx.QueuedQuery{
 			{SQL: readWrite, Fn: result("begin")},
+			{SQL: noJIT, Fn: result("pin the session")},
 			{SQL: pinning, Fn: result("pin the session")},
 		},
 		own.QueuedQueries,
@@ -71,7 +72,7 @@ func prepare(ctx context.Context, conn *pgxpool.Conn, pinning string, batch *pgx
 	if missing == nil {
 		return nil
 	}
-	err := pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{BeginQuery: readOnly + "; " + pinning}, func(pgx.Tx) error {
+	err := pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{BeginQuery: readOnly + "; " + noJIT + "; " + pinning}, func(pgx.Tx) error {
 		for _, sql := range missing {
 			if _, err := conn.Conn().Prepare(ctx, sql, sql); err != nil {
 				return err

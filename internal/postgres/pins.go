@@ -81,6 +81,9 @@ func (l Limits) pins(version int) []Pin {
 	return found
 }
 
+// noJIT comes before the pins: with a low jit_above_cost, each of them would be compiled.
+const noJIT = "SET LOCAL jit = off"
+
 // pinsSQL is the statement that pins the transaction that has just begun: one, so that it can be prepared. It is safe
 // under any search_path, since it names nothing that is looked up there.
 func pinsSQL(limits Limits, version int) string {

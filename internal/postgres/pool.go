@@ -93,7 +93,7 @@ func (p *Pool) in(ctx context.Context, begin string, limits Limits, fn func(pgx.
 		return fmt.Errorf("acquire session: %w", err)
 	}
 	defer conn.Release()
-	return pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{BeginQuery: begin + "; " + pinsSQL(limits, versionOf(conn))}, fn)
+	return pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{BeginQuery: begin + "; " + noJIT + "; " + pinsSQL(limits, versionOf(conn))}, fn)
 }
 
 // rollBack ends what a failed transaction has left of itself. A session that has none costs nothing, and one on which

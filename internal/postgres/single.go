@@ -59,6 +59,7 @@ func (p *Pool) single(ctx context.Context, begin, sql string, args []any) (*sing
 	}
 	var batch pgconn.Batch
 	batch.ExecParams(begin, nil, nil, nil, nil)
+	batch.ExecParams(noJIT, nil, nil, nil, nil)
 	batch.ExecParams(pinsSQL(ordinary, versionOf(conn)), nil, nil, nil, nil)
 	batch.ExecParams(sql, values.ParamValues, nil, values.ParamFormats, values.ResultFormats)
 	batch.ExecParams("COMMIT", nil, nil, nil, nil)
@@ -71,7 +72,7 @@ func (p *Pool) single(ctx context.Context, begin, sql string, args []any) (*sing
 			}
 			return nil, r.err
 		}
-		if n == 3 {
+		if n == 4 {
 			break
 		}
 		_, _ = r.results.ResultReader().Close() // its error comes with the next result
@@ -80,7 +81,7 @@ func (p *Pool) single(ctx context.Context, begin, sql string, args []any) (*sing
 	return r, nil
 }
 
-// singleRows are the rows of the third of the four statements that single sends.
+// singleRows are the rows of the one statement in a transaction that single sends.
 type singleRows struct {
 	pgx.Rows
 	ctx     context.Context

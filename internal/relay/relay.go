@@ -56,6 +56,10 @@ type Options struct {
 	Log   *slog.Logger
 }
 
+// Sessions is how many sessions of Options.Pool the relay holds at a time: a repair reads rows in one transaction and
+// records them in another.
+const Sessions = 2
+
 // Subscription is a subscriber and what it gets.
 type Subscription struct {
 	Subscriber subscriber.Subscriber
