@@ -475,7 +475,7 @@ var slotFaults = []fault{
 	{name: "has a subscriber of another epoch", check: "positions", level: doctor.Problem, says: "is of epoch 2, and the slot is in epoch 1",
 		seed: then((*world).relay, run("UPDATE walpost.subscribers SET secured_epoch = 2")), do: (*world).relay},
 	{name: "has a subscriber with more finished than secured", check: "positions", level: doctor.Problem, says: "more of it is said to be finished",
-		seed: then((*world).relay, run("UPDATE walpost.subscribers SET finished_epoch = secured_epoch, finished_ordinal = secured_ordinal + 1, finished_commit = secured_commit")), do: (*world).relay},
+		seed: then((*world).relay, run("UPDATE walpost.subscribers SET finished_epoch = secured_epoch, finished_ordinal = secured_ordinal, finished_commit = secured_commit + 1")), do: (*world).relay},
 	{name: "is not marked for failover", check: "failover-slot", level: doctor.Warning, says: "not marked for failover", from: 17,
 		seed: func(w *world) { w.slot(w.db.Name, "pgoutput") }},
 }
