@@ -82,7 +82,7 @@ func (r *Relay) Health() Health {
 			h.Problems = append(h.Problems, fmt.Sprintf("what is owed to subscriber %q, which has left the configuration, cannot be recorded: %s", l.name, err))
 		}
 	}
-	err, locker := recorder.unmarked()
+	locker, err := recorder.unmarked()
 	if err != nil {
 		h.Ready = false
 		h.Problems = append(h.Problems, "rows of what was paid or discarded cannot be marked: "+err.Error())

@@ -94,12 +94,12 @@ func (r *recorder) failing() error {
 	return r.err
 }
 
-// unmarked returns why rows of what was paid or discarded cannot be marked, or nil, and who has locked a row for
-// long, or "".
-func (r *recorder) unmarked() (err error, locker string) { //nolint:revive // the error is a finding, not the outcome
+// unmarked returns who has locked a row for long, or "", and why rows of what was paid or discarded cannot be
+// marked, or nil.
+func (r *recorder) unmarked() (locker string, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.markErr, r.locker
+	return r.locker, r.markErr
 }
 
 // run records until ctx ends, then once more. A write that has begun outlives ctx for a while, and ends with

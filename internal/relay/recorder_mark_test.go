@@ -57,13 +57,13 @@ func TestRecorder_namesWhoHasLockedARowForAMinute(t *testing.T) {
 		r := startRecorder(t, ledger)
 		time.Sleep(50 * time.Second)
 		synctest.Wait()
-		if _, got := r.unmarked(); got != "" {
+		if got, _ := r.unmarked(); got != "" {
 			t.Errorf("after 50 s it says %q", got)
 		}
 		ledger.locked = []debt.LockedRow{long}
 		time.Sleep(15 * time.Second)
 		synctest.Wait()
-		_, got := r.unmarked()
+		got, _ := r.unmarked()
 		for _, want := range []string{"1 rows", `"e1"`, "pid 4711", "SELECT 1"} {
 			if !strings.Contains(got, want) {
 				t.Errorf("after a minute it says %q, want %s in it", got, want)
@@ -72,7 +72,7 @@ func TestRecorder_namesWhoHasLockedARowForAMinute(t *testing.T) {
 		ledger.locked = []debt.LockedRow{short}
 		time.Sleep(15 * time.Second)
 		synctest.Wait()
-		if _, got := r.unmarked(); got != "" {
+		if got, _ := r.unmarked(); got != "" {
 			t.Errorf("when the row is free it says %q", got)
 		}
 	})
@@ -84,7 +84,7 @@ func TestRecorder_saysWhyWhatWasPaidCannotBeMarkedAndGoesOn(t *testing.T) {
 		r := startRecorder(t, ledger)
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if err, _ := r.unmarked(); !errors.Is(err, ledger.err) {
+		if _, err := r.unmarked(); !errors.Is(err, ledger.err) {
 			t.Errorf("got %v, want %v", err, ledger.err)
 		}
 		if ledger.rounds < 5 || ledger.rounds > 60 {
@@ -93,7 +93,7 @@ func TestRecorder_saysWhyWhatWasPaidCannotBeMarkedAndGoesOn(t *testing.T) {
 		ledger.err = nil
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if err, _ := r.unmarked(); err != nil {
+		if _, err := r.unmarked(); err != nil {
 			t.Errorf("got %v when it works again", err)
 		}
 	})
