@@ -73,6 +73,29 @@ func TestRights_thatArePrintedAreEnoughForARelay(t *testing.T) {
 	}
 }
 
+// The relay works without a right on a sequence, so that one lack alone is no problem: the check that needs it says
+// how to give it.
+func TestSequences_thatCannotBeReadAreUnknownAndTellTheGrant(t *testing.T) {
+	t.Parallel()
+	w := newWorldOn(t, nil, testdb.New(t))
+	role := w.role("")
+	w.mend(w.examine("rights"))
+	for _, sequence := range []string{"audit_id_seq", "replays_id_seq"} {
+		w.db.Exec(`REVOKE ALL ON SEQUENCE walpost.` + sequence + ` FROM "` + role + `"`)
+	}
+	if found := w.examine("rights"); found[0].Level != doctor.OK {
+		t.Errorf("rights says%s", describe(found))
+	}
+	found := w.examine("sequences")
+	if len(found) != 2 || found[0].Level != doctor.Unknown || found[1].Level != doctor.Unknown {
+		t.Fatalf("sequences says%s", describe(found))
+	}
+	w.mend(found)
+	if found := w.examine("sequences"); found[0].Level != doctor.OK {
+		t.Errorf("after the grants, sequences says%s", describe(found))
+	}
+}
+
 // F-61: where the attribute cannot be set, the provider's role is asked for.
 func TestRights_nameTheRoleOfAManagedService(t *testing.T) {
 	t.Parallel()

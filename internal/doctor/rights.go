@@ -62,6 +62,11 @@ func checkRights(ctx context.Context, e *exam) ([]Finding, error) {
 	if len(m.what) == 0 {
 		return nil, nil
 	}
+	if schema { // the relay works without them, so that they alone are a matter of the check sequences
+		if err := e.lacksSequences(ctx, &m); err != nil {
+			return nil, err
+		}
+	}
 	return []Finding{problem(fmt.Sprintf("role %q lacks: %s", e.role, strings.Join(m.what, "; ")),
 		"the relay would stop at the first of them, or could not record what it has delivered",
 		&Mend{As: "a superuser, or the owner of the database and the tables (REPLICATION can be given only by a superuser or, at a managed service, its administrator)", SQL: m.sql})}, nil
@@ -117,6 +122,20 @@ func (e *exam) lacksOwnTables(ctx context.Context, m *missing) error {
 		}
 		if err := e.lacks(ctx, m, "walpost", name, rights, nil); err != nil {
 			return err
+		}
+	}
+	return nil
+}
+
+// lacksSequences asks for what the check sequences reads.
+func (e *exam) lacksSequences(ctx context.Context, m *missing) error {
+	sequences, err := e.sequences(ctx)
+	if err != nil {
+		return err
+	}
+	for _, s := range sequences {
+		if !s.readable {
+			m.add("SELECT on sequence walpost."+s.name, e.grantRead(s))
 		}
 	}
 	return nil

@@ -7,33 +7,44 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// checkSequences compares the sequences of walpost's tables with the numbers that the tables have: a restore or a
-// logical copy brings rows, and leaves sequences where they were.
-func checkSequences(ctx context.Context, e *exam) ([]Finding, error) {
+// sequence gives the numbers of a column of one of walpost's tables.
+type sequence struct {
+	name, table, column string
+	last                int64
+	readable            bool // by the role; else last says nothing
+}
+
+func (e *exam) sequences(ctx context.Context) ([]sequence, error) {
 	rows, err := e.tx.Query(ctx, `
-		SELECT c.relname::text, a.attname::text, coalesce(q.last_value, 0),
-		       pg_catalog.has_sequence_privilege(s.oid, 'USAGE') OR pg_catalog.has_sequence_privilege(s.oid, 'SELECT')
+		SELECT s.relname::text, c.relname::text, a.attname::text, coalesce(q.last_value, 0),
+		       pg_catalog.has_schema_privilege(n.oid, 'USAGE')
+		       AND (pg_catalog.has_sequence_privilege(s.oid, 'USAGE') OR pg_catalog.has_sequence_privilege(s.oid, 'SELECT'))
 		FROM pg_catalog.pg_depend d
 		JOIN pg_catalog.pg_class s ON s.oid = d.objid AND s.relkind = 'S'
 		JOIN pg_catalog.pg_class c ON c.oid = d.refobjid
 		JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum = d.refobjsubid
 		JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-		JOIN pg_catalog.pg_namespace sn ON sn.oid = s.relnamespace
-		JOIN pg_catalog.pg_sequences q ON q.schemaname = sn.nspname AND q.sequencename = s.relname
+		JOIN pg_catalog.pg_sequences q ON q.schemaname = n.nspname AND q.sequencename = s.relname
 		WHERE d.classid = 'pg_catalog.pg_class'::regclass AND d.refclassid = 'pg_catalog.pg_class'::regclass
-		  AND d.deptype IN ('a', 'i') AND n.nspname = 'walpost' AND c.relname <> 'walpost_schema_version'
-		ORDER BY 1, 2`)
+		  AND d.deptype IN ('a', 'i') AND n.nspname = 'walpost' AND s.relnamespace = n.oid AND c.relname <> 'walpost_schema_version'
+		ORDER BY 2, 3`)
 	if err != nil {
 		return nil, err
 	}
-	type sequence struct {
-		table, column string
-		last          int64
-		readable      bool
-	}
-	sequences, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (s sequence, err error) {
-		return s, row.Scan(&s.table, &s.column, &s.last, &s.readable)
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (s sequence, err error) {
+		return s, row.Scan(&s.name, &s.table, &s.column, &s.last, &s.readable)
 	})
+}
+
+// grantRead lets the role read where a sequence stands. Identity columns are filled without that right.
+func (e *exam) grantRead(s sequence) string {
+	return "GRANT SELECT ON SEQUENCE " + quote("walpost", s.name) + " TO " + quote(e.role)
+}
+
+// checkSequences compares the sequences of walpost's tables with the numbers that the tables have: a restore or a
+// logical copy brings rows, and leaves sequences where they were.
+func checkSequences(ctx context.Context, e *exam) ([]Finding, error) {
+	sequences, err := e.sequences(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -41,8 +52,10 @@ func checkSequences(ctx context.Context, e *exam) ([]Finding, error) {
 	for _, s := range sequences {
 		table := quote("walpost", s.table)
 		if !s.readable {
-			found = append(found, unknown("the role may not read the sequence of "+table+"."+s.column,
-				"a sequence that stands behind its table gives numbers that are taken").about("walpost."+s.table))
+			f := unknown("the role may not read the sequence of "+table+"."+s.column,
+				"a sequence that stands behind its table gives numbers that are taken").about("walpost." + s.table)
+			f.Mend = &Mend{As: "the owner of " + table, SQL: []string{e.grantRead(s)}}
+			found = append(found, f)
 			continue
 		}
 		var highest int64

@@ -118,18 +118,22 @@ func TestPool_leavesTheSessionUsableAfterAFailure(t *testing.T) {
 	if _, err := pool.Exec(ctx, `INSERT INTO public.numbers VALUES (1), (1)`); postgres.Code(err) != "23505" {
 		t.Errorf("an error of the commit is %v, want unique_violation", err)
 	}
-	if _, err := pool.Query(ctx, `SELECT nonsense`); postgres.Code(err) != "42703" {
+	rows, err := pool.Query(ctx, `SELECT nonsense`)
+	if err == nil {
+		rows.Close()
+	}
+	if postgres.Code(err) != "42703" {
 		t.Errorf("an error of the statement is %v, want undefined_column", err)
 	}
 	var n int
-	err := pool.QueryRow(ctx, `INSERT INTO public.numbers VALUES (2) RETURNING n`).Scan(&n)
+	err = pool.QueryRow(ctx, `INSERT INTO public.numbers VALUES (2) RETURNING n`).Scan(&n)
 	if postgres.Code(err) != "25006" {
 		t.Errorf("a QueryRow that writes: %v, want read_only_sql_transaction", err)
 	}
 	if err := pool.QueryRow(ctx, `SELECT n FROM public.numbers`).Scan(&n); !errors.Is(err, pgx.ErrNoRows) {
 		t.Errorf("no row: %d, %v, want ErrNoRows", n, err)
 	}
-	rows, err := pool.Query(ctx, `SELECT generate_series(1, 100000)`)
+	rows, err = pool.Query(ctx, `SELECT generate_series(1, 100000)`)
 	if err != nil {
 		t.Fatal(err)
 	}
