@@ -1,6 +1,7 @@
 package debt_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -32,7 +33,8 @@ func TestWaiting_readsNoEventThatCameInThePlaceOfAnother(t *testing.T) {
 	if len(got) != 3 {
 		t.Fatalf("%d deliveries wait, want 3", len(got))
 	}
-	want(t, "the old one", got[0].Event.Invalid, debt.Gone)
+	want(t, "the old one", got[0].Event.Invalid, fmt.Sprintf("%s: its primary key is now that of event \"e1\", occurrence %q; the event that is owed was occurrence %q",
+		debt.Gone, now.Occurrence, events[0].Occurrence))
 	want(t, "its payload", string(got[0].Event.Payload), "")
 	want(t, "the new one", string(got[1].Event.Payload), `{"again": 1}`)
 	want(t, "the new one", got[1].Event.Invalid, "")

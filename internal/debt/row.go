@@ -161,11 +161,20 @@ func holds(row, recorded *event.Event) bool {
 // referred puts together what is recorded of an event and what its row holds.
 func referred(recorded, row *event.Event) *event.Event {
 	if !holds(row, recorded) {
-		recorded.Invalid = Gone
+		recorded.Invalid = gone(recorded, row)
 		return recorded
 	}
 	e := *row
 	e.Position, e.Bound, e.XID, e.CommittedAt = recorded.Position, recorded.Bound, recorded.XID, recorded.CommittedAt
 	e.Type, e.Key = recorded.Type, recorded.Key
 	return &e
+}
+
+// gone says that the row of an event is not there, and which other event has its primary key, nil for none.
+func gone(recorded, row *event.Event) string {
+	if row == nil {
+		return Gone
+	}
+	return fmt.Sprintf("%s: its primary key is now that of event %q, occurrence %q; the event that is owed was occurrence %q",
+		Gone, row.ID, row.Occurrence, recorded.Occurrence)
 }

@@ -178,7 +178,9 @@ func TestWaiting_saysThatARowIsGone(t *testing.T) {
 	db.Exec(`DELETE FROM outbox WHERE id = 1`)
 	db.Exec(`UPDATE outbox SET event_id = 'another' WHERE id = 2`)
 	got := waiting(t, store, "sub")
-	for i, invalid := range []string{debt.Gone, debt.Gone, ""} {
+	replaced := fmt.Sprintf("%s: its primary key is now that of event \"another\", occurrence %q; the event that is owed was occurrence %[2]q",
+		debt.Gone, events[1].Occurrence)
+	for i, invalid := range []string{debt.Gone, replaced, ""} {
 		want(t, "invalid", got[i].Event.Invalid, invalid)
 		want(t, "id", got[i].Event.ID, events[i].ID)
 		want(t, "position", got[i].Event.Position, events[i].Position)
@@ -196,6 +198,16 @@ func TestWaiting_saysThatARowIsGone(t *testing.T) {
 	if len(rows) != 1 || rows[0].State != lane.StateDead || rows[0].Copied || rows[0].Err != debt.Gone || rows[0].Event.Invalid != debt.Gone {
 		t.Errorf("got %+v, want a dead letter that says that its row is gone", rows)
 	}
+	letter = got[1]
+	letter.Err = letter.Event.Invalid
+	if err := store.Dead(t.Context(), "sub", letter); err != nil {
+		t.Fatal(err)
+	}
+	lost, err := store.Lost(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	want(t, "lost, one of them replaced", lost["sub"], 2)
 }
 
 // Under synchronous replication an event comes a moment, or as long as the standby is away, before its row is
