@@ -158,7 +158,7 @@ func TestLane_aRareGoodEventAmongFailingKeysIsDelivered(t *testing.T) { // S-40
 				sub := newPartlyFailing(0)
 				r := run(t, sub, defaults())
 				r.share = 2500
-				const lasts = 2 * time.Hour
+				lasts := long(60*test.every+15*time.Minute, 2*time.Hour) // twelve attempts of the failing ones take 5 minutes
 				n := int(lasts / test.every)
 				var worst time.Duration
 				offered := make(map[string]time.Time)
@@ -250,7 +250,7 @@ func TestLane_aBacklogAfterAnOutageIsPaidAlthoughSomeKeysGoOnFailing(t *testing.
 						r.offer(fmt.Sprintf("%s/%d", key, n))
 					}
 				}
-				time.Sleep(time.Hour)
+				time.Sleep(long(15*time.Minute, time.Hour))
 				sub.setAway(false)
 				begin := time.Now()
 				want := (test.keys - test.failing) * test.each
@@ -406,14 +406,14 @@ func TestLane_anyNumberOfFailingKeysTakesBoundedMemory(t *testing.T) { // S-45
 		sub.fail = func(string) error { return subscriber.Away(errors.New("partition 7 has no leader")) }
 		r := run(t, sub, defaults())
 		r.share = 2500
-		const failing = 3000
+		failing := long(2200, 3000) // and a query may name 2,000
 		for i := range failing {
 			r.offer(fmt.Sprintf("bad%d/0", i))
 		}
-		time.Sleep(75 * time.Minute) // each of them has failed
+		time.Sleep(time.Duration(failing) * 1500 * time.Millisecond) // each of them has failed
 		r.offer("good/0")
 		r.awaitEnd("good/0")
-		for i := range 100 {
+		for i := range long(30, 100) {
 			id := fmt.Sprintf("good%d/1", i)
 			begin := time.Now()
 			r.offer(id)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -32,6 +33,15 @@ const never = 10000 * time.Hour
 
 // term is the leadership of all tests.
 const term = 7
+
+// long is a time, or number, of a test's long form where WALPOST_ROUNDS asks for it, else of its short one. Both meet
+// what the test is about.
+func long[T any](short, long T) T {
+	if os.Getenv("WALPOST_ROUNDS") != "" {
+		return long
+	}
+	return short
+}
 
 // A rig is a lane between a real tracker and a debt in memory. It belongs to one synctest bubble.
 type rig struct {
