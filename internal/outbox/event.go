@@ -15,12 +15,12 @@ import (
 // maxName is how many bytes an event's id and type may have.
 const maxName = 256
 
-// maxKey is how many bytes an event's key and the names of its aggregate may have: they stand in memory, in walpost.owed, in
-// the log and in headers for each event.
+// maxKey is how many bytes an event's key may have, and its other texts but id, type and body: they stand in memory, in
+// walpost.owed, in the log and in headers for each event.
 const maxKey = 1024
 
-// checkNames fills Invalid, and repairs the names so far that the event can be written down as a dead
-// letter. Payload and headers stay as they are.
+// checkNames is the one rule for what makes a row or a message an event. It fills Invalid, and repairs the names so
+// far that the event can be written down as a dead letter. Payload and headers stay as they are.
 func checkNames(e *event.Event) {
 	var reasons []string
 	id, typ := e.ID, e.Type
@@ -35,7 +35,10 @@ func checkNames(e *event.Event) {
 	for _, part := range []struct {
 		name string
 		text *string
-	}{{"key", &e.Key}, {"aggregate type", &e.AggregateType}, {"aggregate id", &e.AggregateID}} {
+	}{
+		{"key", &e.Key}, {"aggregate type", &e.AggregateType}, {"aggregate id", &e.AggregateID},
+		{"version", &e.Version}, {"topic", &e.Topic}, {"revision", &e.Revision}, {"time", &e.OccurredAt},
+	} {
 		if len(*part.text) > maxKey {
 			reasons = append(reasons, fmt.Sprintf("%s has %d bytes, at most %d are allowed", part.name, len(*part.text), maxKey))
 			sum := sha256.Sum256([]byte(*part.text))

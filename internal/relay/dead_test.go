@@ -62,6 +62,59 @@ func TestRelay_makesDeadLettersOfRowsThatAreNoEvents(t *testing.T) {
 	}
 }
 
+// S-07: one rule makes a row an event, whether it comes by the stream, or from the table: at the first start, for a new
+// subscriber with from: beginning, or by reference from a debt.
+func TestRelay_judgesARowByTheStreamAsByTheTable(t *testing.T) {
+	t.Parallel()
+	for _, ours := range []bool{true, false} { // owed by reference, and with a copy
+		t.Run(fmt.Sprintf("ours=%v", ours), func(t *testing.T) {
+			t.Parallel()
+			db := testdb.New(t)
+			db.Exec(`CREATE TABLE long (n serial PRIMARY KEY, id text, type text, partition_key text, aggregate_type text, aggregate_id text,
+				version text, topic text, revision text, created_at text, payload jsonb, published_at timestamptz)`)
+			insert := func(prefix string) {
+				db.Exec(`INSERT INTO long (id, type, partition_key, payload) VALUES
+					($1 || '-good', 'x', repeat('k', 1024), '{}'), ($1 || '-key', 'x', repeat('k', 1025), '{}'), ($1 || '-type', repeat('x', 257), 'k', '{}')`, prefix)
+				for _, column := range []string{"aggregate_type", "aggregate_id", "version", "topic", "revision", "created_at"} {
+					db.Exec(`INSERT INTO long (id, type, partition_key, payload, `+column+`) VALUES ($1, 'x', 'k', '{}', repeat('l', 1025))`, prefix+"-"+column)
+				}
+			}
+			insert("table")
+			first, late := keeping(nil), keeping(nil)
+			late.Named("late")
+			source := &outbox.Source{Name: "long", Schema: "public", Table: "long", Mark: true, Ours: ours}
+			r := streaming(t, oneSource(options(t, db, first), source))
+			insert("stream")
+			eventually(t, "dead letters of both", func() bool { return len(dead(db)) == 16 })
+			first.AwaitDelivered(t, 2)
+			r.shutDown()
+			o := oneSource(options(t, db, first, late), source)
+			o.Subscriptions[1].FromBeginning = true
+			streaming(t, o)
+			late.AwaitDelivered(t, 2)
+			eventually(t, "dead letters of the late one", func() bool { return len(dead(db)) == 32 })
+
+			reasons := `SELECT string_agg(split_part(event_id, '-', 2) || ': ' || error, E'\n' ORDER BY event_id) FROM walpost.owed
+				WHERE state = 'dead' AND subscriber = $1 AND event_id LIKE $2`
+			want := db.Text(reasons, "sub", "stream-%")
+			for _, place := range [][2]string{{"sub", "table-%"}, {"late", "stream-%"}, {"late", "table-%"}} {
+				if got := db.Text(reasons, place[0], place[1]); got != want {
+					t.Errorf("%s, %s:\n%s\nwant, as by the stream:\n%s", place[0], place[1], got, want)
+				}
+			}
+			if want, got := "key: key has 1025 bytes, at most 1024 are allowed", db.Text(`SELECT 'key: ' || error FROM walpost.owed WHERE event_id = 'table-key' LIMIT 1`); got != want {
+				t.Errorf("got %q, want %q", got, want)
+			}
+			if got := db.Int(`SELECT count(*) FROM walpost.owed WHERE length(key) > 1024 OR length(event_type) > 256`); got != 0 {
+				t.Errorf("%d rows of walpost.owed hold a name that is too long", got)
+			}
+			if got := db.Texts(`SELECT id FROM long WHERE published_at IS NOT NULL ORDER BY 1`); !slices.Equal(got, []string{"stream-good", "table-good"}) {
+				t.Errorf("marked %v, want only the good ones", got)
+			}
+		})
+	}
+}
+
 // A payload that a subscriber cannot read is its own affair.
 func TestRelay_keepsAPermanentErrorToItsSubscriber(t *testing.T) {
 	t.Parallel()
