@@ -145,6 +145,27 @@ func TestMarkRows_waitsForTheStreamAndForWhatIsOpen(t *testing.T) {
 	want(t, "when it is", marked(db), "e1:3 e2:0 e3:0")
 }
 
+// S-21: a debtor holds the recorded position back, and anyone with rights can write it: what it says is no proof.
+func TestMarkRows_takesNoRecordedPositionForAProof(t *testing.T) {
+	db := testdb.New(t)
+	store, events := open(t, db, lessons()), fill(t, db, 2)
+	stand(db, 1<<40)
+	madeUp := *events[1]
+	madeUp.Position, madeUp.Bound = event.Position{Epoch: 1, Commit: 7}, 0x1000
+	record(t, store, "a", events[0], &madeUp)
+	pay(t, store, "a", 1<<40, lane.Paid{Event: events[0]}, lane.Paid{Event: &madeUp})
+	markPassed(t, store, 0)
+	want(t, "with a recorded position beyond everything", marked(db), "")
+	want(t, "kept for the mark", db.Int(`SELECT count(*) FROM walpost.owed WHERE state = 'paid' AND mark`), 2)
+	if _, err := store.Clean(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	want(t, "kept by the cleaning", db.Int(`SELECT count(*) FROM walpost.owed WHERE state = 'paid' AND mark`), 2)
+	stand(db, 0)
+	markPassed(t, store, 1<<30)
+	want(t, "when the stream has passed both, whatever is recorded", marked(db), "e1:0 e2:0")
+}
+
 // S-25: the others are marked.
 func TestMarkRows_leavesARowThatIsLockedAndGoesOnWithTheOthers(t *testing.T) {
 	db := testdb.New(t)
