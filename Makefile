@@ -31,9 +31,9 @@ test-versions: ## Every test on each supported version of Postgres, without -rac
 test-docker: ## The tests that need Docker
 	go test -tags docker -run Container -timeout 10m ./internal/testdb
 
-test-outside: ## The tests that need what others make: PgBouncer, libfaketime, and from npm a server that is too old
+test-outside: ## The tests that need what others make: PgBouncer, libfaketime, Node, and from npm a server that is too old
 	@sh scripts/ensure-postgres.sh
-	@go run ./scripts/gotest -tags outside -run Outside -timeout 5m ./internal/doctor
+	@go run ./scripts/gotest -tags outside -run Outside -timeout 5m ./internal/doctor ./internal/docs
 
 test-pooler: ## Of these the one that needs PgBouncer alone, which must be in PATH
 	@sh scripts/ensure-postgres.sh

@@ -72,7 +72,7 @@ func checks() map[string]config.Check {
 func webhookOptions(s config.Subscriber) webhook.Options {
 	o := webhook.Options{
 		Name: s.Name, URL: s.URL, Headers: make(map[string]string, len(s.Headers)), AllowPrivate: s.AllowPrivate,
-		Format: s.Format, Batch: int(s.Batch), Concurrency: int(s.Concurrency), Timeout: s.Timeout.Std(),
+		SignHeaders: s.SignHeaders, Format: s.Format, Batch: int(s.Batch), Concurrency: int(s.Concurrency), Timeout: s.Timeout.Std(),
 	}
 	for _, secret := range s.Secret {
 		o.Secrets = append(o.Secrets, secret.Reveal())

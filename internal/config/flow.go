@@ -52,10 +52,11 @@ type Subscriber struct {
 	// Events are patterns of event types, in which * is any run of characters; none means all.
 	Events []string `yaml:"events,omitempty"`
 
-	// URL, Secret, Headers, AllowPrivate and Format belong to kinds that deliver over a network. Secret
+	// URL, Secret, SignHeaders, Headers, AllowPrivate and Format belong to kinds that deliver over a network. Secret
 	// holds several while a key is being rotated; all of them sign.
 	URL          string            `yaml:"url,omitempty"`
 	Secret       Secrets           `yaml:"secret,omitempty"`
+	SignHeaders  bool              `yaml:"sign_headers,omitempty"`
 	Headers      map[string]Secret `yaml:"headers,omitempty"`
 	AllowPrivate bool              `yaml:"allow_private,omitempty"`
 	Format       string            `yaml:"format,omitempty"`

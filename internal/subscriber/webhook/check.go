@@ -33,6 +33,9 @@ func (o Options) Problems() []Problem {
 		}
 		add("secret", err)
 	}
+	if o.SignHeaders && len(o.Secrets) == 0 {
+		add("sign_headers", errors.New("needs a secret to sign with"))
+	}
 	for _, name := range slices.Sorted(maps.Keys(o.Headers)) {
 		add("headers", checkHeader(name, o.Headers[name]))
 	}

@@ -33,6 +33,7 @@ func TestProblems_nameTheKeyAndNoSecret(t *testing.T) {
 		"secret too long":      {func(o *webhook.Options) { o.Secrets = []string{"whsec_" + strings.Repeat("A", 88)} }, "secret", "24 to 64"},
 		"empty secret":         {func(o *webhook.Options) { o.Secrets = []string{""} }, "secret", "whsec_"},
 		"second secret":        {func(o *webhook.Options) { o.Secrets = []string{oldSecret, leak} }, "secret", "2. of 2"},
+		"nothing to sign with": {func(o *webhook.Options) { o.Secrets, o.SignHeaders = nil, true }, "sign_headers", "needs a secret"},
 		"header's name":        {func(o *webhook.Options) { o.Headers = map[string]string{"a b": leak} }, "headers", `"a b"`},
 		"header of ours":       {func(o *webhook.Options) { o.Headers = map[string]string{"WEBHOOK-ID": leak} }, "headers", "by walpost itself"},
 		"header of HTTP":       {func(o *webhook.Options) { o.Headers = map[string]string{"host": leak} }, "headers", "by walpost itself"},

@@ -17,7 +17,7 @@ import (
 const maxValue = 1 << 10
 
 // ourHeaders is how many headers of our own a request has at most, CloudEvents' aside.
-const ourHeaders = 12
+const ourHeaders = 13
 
 // headers gathers the headers of one request, with one allocation for all values and one for the text of those
 // that are made for it. They are never used again: the transport may still write them after an answer has come.
@@ -67,7 +67,11 @@ func (w *Webhook) newHeader(d subscriber.Delivery) *headers {
 // attemptHeader makes what says something about the attempt, with the configured headers.
 func (w *Webhook) attemptHeader(d subscriber.Delivery) *headers {
 	h := &headers{Header: make(http.Header, len(w.header)+ourHeaders), values: make([]string, 0, ourHeaders)}
-	h.text.Grow(96 + len(w.keys)*signatureSize) // the numbers, a position and the signatures
+	signatures := len(w.keys) * signatureSize
+	if w.signHeaders {
+		signatures *= 2
+	}
+	h.text.Grow(96 + signatures) // and the numbers, and a position
 	maps.Copy(h.Header, w.header)               // the values are shared: nobody changes them
 	var number [20]byte
 	h.setText("Walpost-Attempt", strconv.AppendInt(number[:0], int64(d.Attempt), 10))

@@ -36,14 +36,14 @@ func TestWebhook_keepsOurSecretsOutOfAFailure(t *testing.T) {
 			fmt.Fprintf(w, "no user %s with password %s", user, password)
 		},
 		"key by key": func(w http.ResponseWriter, _ string, r *http.Request) {
-			for _, signature := range strings.Fields(r.Header.Get("Webhook-Signature")) {
+			for _, signature := range strings.Fields(r.Header.Get("Webhook-Signature") + " " + r.Header.Get("Walpost-Signature")) {
 				fmt.Fprintf(w, "wrong signature %s, ", strings.TrimPrefix(signature, "v1,"))
 			}
 		},
 	} {
 		var signatures []string
 		r := newReceiver(t, func(w http.ResponseWriter, request *http.Request) {
-			signatures = strings.Fields(strings.ReplaceAll(request.Header.Get("Webhook-Signature"), "v1,", ""))
+			signatures = strings.Fields(strings.ReplaceAll(request.Header.Get("Webhook-Signature")+" "+request.Header.Get("Walpost-Signature"), "v1,", ""))
 			whole, err := httputil.DumpRequest(request, false)
 			if err != nil {
 				t.Error(err)
@@ -52,7 +52,7 @@ func TestWebhook_keepsOurSecretsOutOfAFailure(t *testing.T) {
 			answer(w, string(whole), request)
 		})
 		o := options(r.URL + "/hooks/" + path + "?key=" + query)
-		o.Secrets = []string{oldSecret, newSecret}
+		o.Secrets, o.SignHeaders = []string{oldSecret, newSecret}, true
 		o.Headers = map[string]string{"X-Token": token, "Authorization": "Basic " + base64.StdEncoding.EncodeToString([]byte("alice:"+password))}
 		err := open(t, o).Handle(t.Context(), delivery(1))
 		wantError(t, name, err, "answered 500", "****")

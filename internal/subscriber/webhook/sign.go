@@ -4,8 +4,11 @@ import (
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/base64"
+	"encoding/hex"
 	"errors"
 	"hash"
+	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -51,35 +54,63 @@ func parseSecret(text string) ([]byte, error) {
 }
 
 // sign sets the three headers of Standard Webhooks: the time and signatures are of this attempt, the id is
-// the same at each. id must be legal in a header.
+// the same at each. id must be legal in a header. It comes last, because the headers may be signed, too.
 func (w *Webhook) sign(h *headers, id string, at time.Time, body []byte) {
 	h.set("Webhook-Id", id)
 	var number [20]byte
 	seconds := h.setText("Webhook-Timestamp", strconv.AppendInt(number[:0], at.Unix(), 10))
-	if len(w.keys) > 0 {
-		var text [4 * signatureSize]byte // more keys than anybody rotates at a time go to the heap
-		h.setText("Webhook-Signature", w.keys.appendSignatures(text[:0], id, seconds, body))
+	if len(w.keys) == 0 {
+		return
+	}
+	var text [4 * signatureSize]byte // more keys than anybody rotates at a time go to the heap
+	h.setText("Webhook-Signature", w.keys.appendSignatures(text[:0], body, id, ".", seconds, "."))
+	if w.signHeaders {
+		h.setText(headerSignature, w.keys.appendSignatures(text[:0], nil, signedHeaders(h.Header, id, seconds, body)))
 	}
 }
 
-// appendSignatures appends one for each key, so that a receiver that knows any of them can verify.
-func (ks keys) appendSignatures(to []byte, id, seconds string, body []byte) []byte {
+// headerSignature is the header with the signatures of the other headers.
+const headerSignature = "Walpost-Signature"
+
+// signedHeaders is what those signatures are of (docs/webhooks.md, "Signed headers"). Its first line has no full stop
+// and that of Standard Webhooks' text has two, so that neither signature can be taken for the other.
+func signedHeaders(header http.Header, id, seconds string, body []byte) string {
+	var lines []string
+	for name, values := range header {
+		if name = strings.ToLower(name); isSigned(name) {
+			lines = append(lines, name+":"+values[0])
+		}
+	}
+	slices.Sort(lines)
+	sum := sha256.Sum256(body)
+	return strings.Join(slices.Concat([]string{"v1", id, seconds}, lines, []string{hex.EncodeToString(sum[:])}), "\n")
+}
+
+// isSigned tells which headers, in lower case, are signed. It goes by their names alone, so that one which is added on
+// the way is missed as well. Not traceparent: proxies that trace replace it.
+func isSigned(name string) bool {
+	return strings.HasPrefix(name, "walpost-") || strings.HasPrefix(name, "ce-") || name == "x-correlation-id"
+}
+
+// appendSignatures appends one for each key of the parts and the body one after the other, so that a receiver that
+// knows any of the keys can verify.
+func (ks keys) appendSignatures(to, body []byte, parts ...string) []byte {
 	for i, k := range ks {
 		if i > 0 {
 			to = append(to, ' ')
 		}
 		s := k.pool.Get().(*signer)
-		to = s.appendSignature(to, id, seconds, body)
+		to = s.appendSignature(to, body, parts)
 		k.pool.Put(s)
 	}
 	return to
 }
 
-func (s *signer) appendSignature(to []byte, id, seconds string, body []byte) []byte {
-	s.prefix = append(s.prefix[:0], id...)
-	s.prefix = append(s.prefix, '.')
-	s.prefix = append(s.prefix, seconds...)
-	s.prefix = append(s.prefix, '.')
+func (s *signer) appendSignature(to, body []byte, parts []string) []byte {
+	s.prefix = s.prefix[:0]
+	for _, part := range parts {
+		s.prefix = append(s.prefix, part...)
+	}
 	s.mac.Reset()
 	s.mac.Write(s.prefix)
 	s.mac.Write(body)

@@ -42,6 +42,8 @@ type Options struct {
 	// Secrets sign, all of them side by side, each "whsec_" and the base64 of 24 to 64 bytes. None: the
 	// requests are not signed.
 	Secrets []string
+	// SignHeaders adds signatures of the headers that walpost sets; it needs a secret.
+	SignHeaders bool
 	// Headers are sent along with every request.
 	Headers map[string]string
 	// AllowPrivate permits addresses that are not of the public internet.
@@ -72,6 +74,7 @@ type Webhook struct {
 	mask      *mask.Mask // of what is sent as a secret, signatures aside
 
 	severalSources bool
+	signHeaders    bool
 }
 
 // Batching is a Webhook that posts a JSON array of events per request.
@@ -92,7 +95,7 @@ func New(o Options) (subscriber.Subscriber, error) {
 	if err := o.checkName(target.Hostname()); err != nil {
 		return nil, fmt.Errorf("url: %w", err)
 	}
-	w := &Webhook{name: o.Name, header: http.Header{}, format: o.Format, severalSources: o.SeveralSources}
+	w := &Webhook{name: o.Name, header: http.Header{}, format: o.Format, severalSources: o.SeveralSources, signHeaders: o.SignHeaders}
 	for _, secret := range o.Secrets {
 		key, _ := parseSecret(secret)
 		w.keys = append(w.keys, newKey(key))
@@ -203,7 +206,7 @@ const minPathToken = 16
 // masking is the mask with the signatures of one request.
 func (w *Webhook) masking(header *headers) *mask.Mask {
 	m := w.mask
-	for _, signature := range strings.Fields(header.Get("Webhook-Signature")) {
+	for _, signature := range strings.Fields(header.Get("Webhook-Signature") + " " + header.Get(headerSignature)) {
 		m = m.With(strings.TrimPrefix(signature, "v1,"))
 	}
 	return m
