@@ -49,6 +49,7 @@ func (s *Store) Add(ctx context.Context, subscriber string, eventIDs []string, s
 	if err != nil {
 		return 0, nil, fmt.Errorf("add owed events for %q: %w", subscriber, err)
 	}
+	Announce(ctx, s.pool, s.slot)
 	return total, missing, nil
 }
 

@@ -16,8 +16,8 @@ import (
 // Channel is what the relay can LISTEN on to hear at once of what people change; the payload is the slot.
 const Channel = "walpost"
 
-// audit writes down what a person changes in the transaction that changes it, and returns the number of
-// the row.
+// audit writes down what a person changes in the transaction that changes it, and returns the number of the row. The
+// turn that it takes makes the numbers of a slot visible in their order: a relay takes the highest for the last.
 func (s *Store) audit(ctx context.Context, tx pgx.Tx, who, action string, facts map[string]any, why string) (id int64, err error) {
 	return Audit(ctx, tx, s.slot, who, action, facts, why)
 }
@@ -49,13 +49,13 @@ func limitLocks(ctx context.Context, tx pgx.Tx, limit time.Duration) error {
 }
 
 // Audit writes down what a person changes at a slot, in the transaction that changes it, and returns the
-// number of the row in walpost.audit. At its commit the relay hears of it.
+// number of the row in walpost.audit. Announce it after the commit.
 func Audit(ctx context.Context, tx pgx.Tx, slot, who, action string, facts map[string]any, why string) (id int64, err error) {
 	what, err := json.Marshal(facts)
 	if err != nil {
 		return 0, fmt.Errorf("write the audit: %w", err)
 	}
-	if err := tell(ctx, tx, slot); err != nil {
+	if err := store.AwaitTurn(ctx, tx, slot, store.TurnAudit); err != nil {
 		return 0, err
 	}
 	var last int64 // before this one
@@ -85,7 +85,7 @@ func explainAudit(err error, id, last int64) error {
 // auditMore adds deliveries to what is written down already, and returns its new number: a relay looks for
 // the highest one.
 func (s *Store) auditMore(ctx context.Context, tx pgx.Tx, note int64, deliveries int) (id int64, err error) {
-	if err := tell(ctx, tx, s.slot); err != nil {
+	if err := store.AwaitTurn(ctx, tx, s.slot, store.TurnAudit); err != nil {
 		return 0, err
 	}
 	var last int64
@@ -96,15 +96,14 @@ func (s *Store) auditMore(ctx context.Context, tx pgx.Tx, note int64, deliveries
 	return id, explainAudit(err, id, last)
 }
 
-// tell lets a relay that listens know, at the commit, that something was changed. Until then nobody else
-// writes into the audit of this slot: its numbers must become visible in their order, because a relay takes
-// the highest for the last.
-func tell(ctx context.Context, tx pgx.Tx, slot string) error {
-	if err := store.AwaitTurn(ctx, tx, slot, store.TurnAudit); err != nil {
-		return err
-	}
-	if _, err := tx.Exec(ctx, `SELECT pg_catalog.pg_notify($1, $2)`, Channel, slot); err != nil {
-		return fmt.Errorf("tell the relay of a change: %w", err)
-	}
-	return nil
+// announceLimit bounds the wait for the one lock that all transactions with a notification take at their commit.
+const announceLimit = time.Second
+
+// Announce lets a relay that listens hear at once of what was committed. A notification is no part of the change: any
+// role that can connect can fill the server's queue of them, and then each transaction that has one fails at its commit.
+// A relay that hears nothing looks every two seconds. (PostgreSQL manual, "NOTIFY")
+func Announce(ctx context.Context, pool *postgres.Pool, slot string) {
+	ctx, cancel := context.WithTimeout(ctx, announceLimit)
+	defer cancel()
+	_, _ = pool.Exec(ctx, `SELECT pg_catalog.pg_notify($1, $2)`, Channel, slot)
 }

@@ -428,6 +428,40 @@ func TestPeoplesChanges_areToldToWhoListens(t *testing.T) {
 	}
 }
 
+// S-67: any role can fill the queue of notifications, and then each transaction that has one fails.
+func TestPeoplesChanges_needNoNotification(t *testing.T) {
+	db := testdb.New(t)
+	events := fill(t, db, 1)
+	subscribe(db, "a")
+	role := db.Name + "_operator"
+	db.Exec(`CREATE ROLE ` + role)
+	t.Cleanup(func() { db.Exec(`DROP OWNED BY ` + role + `; DROP ROLE ` + role) })
+	db.Exec(`GRANT USAGE ON SCHEMA walpost TO ` + role + `; GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA walpost TO ` + role +
+		`; GRANT SELECT, UPDATE (published_at, attempts) ON outbox TO ` + role)
+	db.Exec(`REVOKE EXECUTE ON FUNCTION pg_catalog.pg_notify(text, text) FROM PUBLIC`)
+	pool, err := openAs(t, db, role)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := pool.Exec(t.Context(), `SELECT pg_catalog.pg_notify('walpost', 's')`); err == nil {
+		t.Fatal("the role can send notifications")
+	}
+	store := debt.NewStore(pool, slot)
+	record(t, store, "a", events...)
+	for _, change := range []func() error{
+		func() error { return store.Pause(t.Context(), "a", "me", "") },
+		func() error { return store.Resume(t.Context(), "a", "me", "") },
+		func() error { return store.Unwanted(t.Context(), "a", "gone") },
+		func() error { _, err := store.Discard(t.Context(), debt.Filter{Subscriber: "a"}, "me", ""); return err },
+		func() error { return store.Forget(t.Context(), "a", "me", "") },
+	} {
+		if err := change(); err != nil {
+			t.Error(err)
+		}
+	}
+	want(t, "notes", db.Int(`SELECT count(*) FROM walpost.audit`), 5)
+}
+
 // The relay's role has DML on walpost's tables and column grants on the outbox (docs/postgres.md §11).
 func TestStore_needsNoMoreRightsThanTheRelayHas(t *testing.T) {
 	db := testdb.New(t)

@@ -86,6 +86,7 @@ func (s *Store) inPieces(ctx context.Context, c change, choose func(tx pgx.Tx, a
 		found := len(chosen.spots)
 		if found > 0 {
 			last, note = chosen.spots[found-1], noted
+			Announce(ctx, s.pool, s.slot)
 		}
 		if len(c.filter.Events) > 0 {
 			changed = append(changed, chosen.spots...)

@@ -130,6 +130,7 @@ func (s *Store) setState(ctx context.Context, name, state, action string, note f
 	if err != nil {
 		return fmt.Errorf("%s subscriber %q: %w", action, name, err)
 	}
+	Announce(ctx, s.pool, s.slot)
 	return nil
 }
 
@@ -168,6 +169,7 @@ func (s *Store) Forget(ctx context.Context, name, who, why string) error {
 	if err != nil {
 		return fmt.Errorf("forget subscriber %q: %w", name, err)
 	}
+	Announce(ctx, s.pool, s.slot)
 	return nil
 }
 

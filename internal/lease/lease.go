@@ -51,8 +51,8 @@ type Options struct {
 	// Works reports whether the process can do its work: one that cannot reach Postgres through its pool takes no
 	// lead. nil is always. It must not block for long.
 	Works func(ctx context.Context) error
-	// Notified is called when somebody has told the channel "walpost" of the slot: a person has changed
-	// something. It must not block; nil is nobody.
+	// Notified is called when a notification of the channel "walpost" names the slot: a person has changed
+	// something. Any role can send one, so it may only ask for an earlier look. It must not block; nil calls nothing.
 	Notified func()
 	// Check says why a session that was just made must not hold the lease, for one because it leads to another server
 	// than the relay writes to; nil is no check.
@@ -86,6 +86,7 @@ type Lease struct {
 	stepped bool          // StepDown has ended what was held, and the session must be ended, too; guarded by mu
 	leave   chan struct{} // closed by Release
 	left    chan struct{} // closed when Run has ended
+	freed   chan struct{} // has an element when a leader says that it has left
 	once    sync.Once
 }
 
@@ -93,7 +94,7 @@ type Lease struct {
 func New(o Options) *Lease {
 	return &Lease{
 		Options: o, holder: newHolder(), why: "not asked yet",
-		changed: make(chan struct{}), leave: make(chan struct{}), left: make(chan struct{}),
+		changed: make(chan struct{}), leave: make(chan struct{}), left: make(chan struct{}), freed: make(chan struct{}, 1),
 	}
 }
 
@@ -310,6 +311,15 @@ func (l *Lease) Run(ctx context.Context) {
 		case <-ctx.Done():
 		}
 	}()
+	listening := make(chan struct{})
+	go func() {
+		defer close(listening)
+		l.listen(ctx)
+	}()
+	defer func() {
+		cancel()
+		<-listening
+	}()
 	var said string
 	for failures := 0; ; failures++ {
 		begun := time.Now()
@@ -402,10 +412,6 @@ func (l *Lease) connect(ctx context.Context) (*pgx.Conn, error) {
 			return nil, err
 		}
 	}
-	if _, err := conn.Exec(ctx, `LISTEN walpost`); err != nil {
-		_ = conn.Close(ctx)
-		return nil, fmt.Errorf("listen for changes: %w", err)
-	}
 	return conn, nil
 }
 
@@ -429,7 +435,7 @@ func (l *Lease) keep(ctx context.Context, conn *pgx.Conn) error {
 		} else {
 			l.extend(sent)
 		}
-		if err := l.listen(ctx, conn, heartbeat); err != nil {
+		if err := l.pause(ctx, conn, heartbeat); err != nil {
 			return err
 		}
 		if l.steppedDown(false) {
@@ -438,29 +444,32 @@ func (l *Lease) keep(ctx context.Context, conn *pgx.Conn) error {
 	}
 }
 
-// listen waits for so long, and for a notification. It returns an error when the session or ctx has ended.
-func (l *Lease) listen(ctx context.Context, conn *pgx.Conn, d time.Duration) error {
+// pause waits for so long, or until a leader says that it has left. It returns an error when the session or ctx has
+// ended.
+func (l *Lease) pause(ctx context.Context, conn *pgx.Conn, d time.Duration) error {
 	waiting, cancel := context.WithTimeout(ctx, d)
-	defer cancel()
-	for {
-		note, err := conn.WaitForNotification(waiting)
-		switch {
-		case ctx.Err() != nil:
-			return ctx.Err()
-		case waiting.Err() != nil:
-			return nil
-		case err != nil:
-			return fmt.Errorf("the session of the lease has ended: %w", err)
-		case note.Payload == l.Slot && l.Notified != nil:
-			l.Notified()
-		case note.Payload == l.Slot+leftSuffix:
-			return nil
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		select {
+		case <-l.freed:
+			cancel()
+		case <-waiting.Done():
 		}
+	}()
+	defer func() {
+		cancel()
+		<-watched
+	}()
+	_, err := conn.WaitForNotification(waiting) // the session listens to nothing, so none comes
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case err != nil && waiting.Err() == nil:
+		return fmt.Errorf("the session of the lease has ended: %w", err)
 	}
+	return nil
 }
-
-// leftSuffix is what a leader that leaves adds to the slot's name in its last notification.
-const leftSuffix = "/left"
 
 // sayGoodbye lets the successor know that nothing of this leadership is handed over any more; with forget, that
 // nothing of it is under way either.

@@ -213,6 +213,7 @@ func TestLease_tellsWhenSomethingOfItsSlotWasChanged(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	go l.Run(ctx)
 	leads(t, db, l)
+	<-told // it listens, and looks for what was changed before
 	db.Exec(`SELECT pg_notify('walpost', 'another')`)
 	db.Exec(`SELECT pg_notify('walpost', $1)`, db.Name)
 	<-told

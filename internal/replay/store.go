@@ -71,6 +71,7 @@ func (s *Store) Ask(ctx context.Context, request Request, estimated int64, who, 
 	if err != nil {
 		return Replay{}, fmt.Errorf("ask for a replay to %q: %w", request.Subscriber, err)
 	}
+	debt.Announce(ctx, s.pool, s.slot)
 	return asked, nil
 }
 
@@ -137,6 +138,7 @@ func (s *Store) Cancel(ctx context.Context, id int64, who, why string) (Replay, 
 	if err != nil {
 		return Replay{}, fmt.Errorf("cancel replay %d: %w", id, err)
 	}
+	debt.Announce(ctx, s.pool, s.slot)
 	return replay, nil
 }
 
