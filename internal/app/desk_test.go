@@ -16,6 +16,7 @@ import (
 	"github.com/backendstart/walpost/internal/subscriber"
 	"github.com/backendstart/walpost/internal/subscriber/subscribertest"
 	"github.com/backendstart/walpost/internal/testdb"
+	"github.com/backendstart/walpost/internal/testprogram"
 )
 
 // deskTest is a database with the commands for people. rec takes every event, picky none that has "bad" in its id.
@@ -68,7 +69,8 @@ func (d *deskTest) kinds() Kinds {
 func (d *deskTest) relay() (*program, string) {
 	d.t.Helper()
 	p := start(d.t, d.kinds(), d.env, "relay", "--ops-listen=127.0.0.1:0", "--log-format=json")
-	waitFor(d.t, "the relay to stream", func() bool { return strings.Contains(p.stderr.String(), `"msg":"streaming"`) })
+	// A first start with very many rows takes its time on a busy machine.
+	testprogram.Within(d.t, time.Minute, "the relay to stream", func() bool { return strings.Contains(p.stderr.String(), `"msg":"streaming"`) })
 	_, rest, _ := strings.Cut(p.stderr.String(), `"ops":"`)
 	ops, _, _ := strings.Cut(rest, `"`)
 	return p, ops

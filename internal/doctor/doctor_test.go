@@ -334,7 +334,7 @@ func TestReplicationConnection_isRefusedByWords(t *testing.T) {
 		execute(t, server.DSN("postgres"), "CREATE DATABASE "+w.db.Name)
 		w.options.ReplicationURL = server.DSN(w.db.Name)
 		found := w.examine("replication-connection")
-		if found[0].Level != doctor.Problem || !strings.Contains(found[0].Mend.Do, "lead both to the same database of the same server") {
+		if found[0].Level != doctor.Problem || !strings.Contains(found[0].Mend.Do, "lead both to the same database of the same primary") {
 			t.Errorf("the doctor says%s", describe(found))
 		}
 		w.options.ReplicationURL = w.db.DSN

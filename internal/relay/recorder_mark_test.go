@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,9 +19,17 @@ import (
 
 // pendingLedger has rows that are still to be marked.
 type pendingLedger struct {
-	locked []debt.LockedRow
-	err    error
-	rounds int
+	mu     sync.Mutex
+	locked []debt.LockedRow // guarded by mu
+	err    error            // guarded by mu
+	rounds int              // guarded by mu
+}
+
+// set changes what the next rounds find.
+func (l *pendingLedger) set(err error, locked ...debt.LockedRow) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.err, l.locked = err, locked
 }
 
 func (*pendingLedger) write(context.Context, []*ack.Entry, event.LSN, *positions) (int, error) {
@@ -28,6 +37,8 @@ func (*pendingLedger) write(context.Context, []*ack.Entry, event.LSN, *positions
 }
 
 func (l *pendingLedger) markRows(context.Context, debt.MarkQuery) (debt.MarkRound, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	l.rounds++
 	return debt.MarkRound{Left: len(l.locked), Locked: l.locked}, l.err
 }
@@ -60,7 +71,7 @@ func TestRecorder_namesWhoHasLockedARowForAMinute(t *testing.T) {
 		if got, _ := r.unmarked(); got != "" {
 			t.Errorf("after 50 s it says %q", got)
 		}
-		ledger.locked = []debt.LockedRow{long}
+		ledger.set(nil, long)
 		time.Sleep(15 * time.Second)
 		synctest.Wait()
 		got, _ := r.unmarked()
@@ -69,7 +80,7 @@ func TestRecorder_namesWhoHasLockedARowForAMinute(t *testing.T) {
 				t.Errorf("after a minute it says %q, want %s in it", got, want)
 			}
 		}
-		ledger.locked = []debt.LockedRow{short}
+		ledger.set(nil, short)
 		time.Sleep(15 * time.Second)
 		synctest.Wait()
 		if got, _ := r.unmarked(); got != "" {
@@ -80,17 +91,21 @@ func TestRecorder_namesWhoHasLockedARowForAMinute(t *testing.T) {
 
 func TestRecorder_saysWhyWhatWasPaidCannotBeMarkedAndGoesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ledger := &pendingLedger{err: errors.New("trigger x")}
+		refused := errors.New("trigger x")
+		ledger := &pendingLedger{err: refused}
 		r := startRecorder(t, ledger)
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if _, err := r.unmarked(); !errors.Is(err, ledger.err) {
-			t.Errorf("got %v, want %v", err, ledger.err)
+		if _, err := r.unmarked(); !errors.Is(err, refused) {
+			t.Errorf("got %v, want %v", err, refused)
 		}
-		if ledger.rounds < 5 || ledger.rounds > 60 {
-			t.Errorf("%d attempts in a minute", ledger.rounds)
+		ledger.mu.Lock()
+		rounds := ledger.rounds
+		ledger.mu.Unlock()
+		if rounds < 5 || rounds > 60 {
+			t.Errorf("%d attempts in a minute", rounds)
 		}
-		ledger.err = nil
+		ledger.set(nil)
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if _, err := r.unmarked(); err != nil {

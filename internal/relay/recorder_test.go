@@ -4,6 +4,8 @@ import (
 	"context"
 	"log/slog"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,11 +18,22 @@ import (
 )
 
 // written is a ledger that remembers what was recorded as confirmed.
-type written struct{ confirmed []event.LSN }
+type written struct {
+	mu        sync.Mutex
+	confirmed []event.LSN // guarded by mu
+}
 
 func (w *written) write(_ context.Context, _ []*ack.Entry, confirm event.LSN, _ *positions) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	w.confirmed = append(w.confirmed, confirm)
 	return 0, nil
+}
+
+func (w *written) positions() []event.LSN {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.confirmed)
 }
 
 func (*written) markRows(context.Context, debt.MarkQuery) (debt.MarkRound, error) {
@@ -36,11 +49,12 @@ func TestRecorder_confirmsAQuietOutboxAfterAMinute(t *testing.T) {
 		const start = event.LSN(1 << 30)
 		tracker := ack.New(ack.Window{Events: 10, Bytes: 1 << 20}, 1, start)
 		tracker.Owes(0, nil)
-		received := start
+		var received atomic.Uint64
+		received.Store(uint64(start))
 		ledger := &written{}
 		r := &recorder{
 			ledger: ledger, tracker: tracker, log: slog.New(slog.DiscardHandler), metrics: newMetrics(prometheus.NewRegistry()),
-			names: []string{"a"}, budget: Unlimited, received: func() event.LSN { return received }, recorded: start,
+			names: []string{"a"}, budget: Unlimited, received: func() event.LSN { return event.LSN(received.Load()) }, recorded: start,
 		}
 		ctx, stop := context.WithCancel(t.Context())
 		ended := make(chan struct{})
@@ -49,26 +63,26 @@ func TestRecorder_confirmsAQuietOutboxAfterAMinute(t *testing.T) {
 			r.run(ctx, context.Background())
 		}()
 		keepalive := func(lsn event.LSN) {
-			received = lsn
+			received.Store(uint64(lsn))
 			tracker.Marker(lsn)
 			synctest.Wait()
 		}
 		keepalive(start + 1<<20)
 		time.Sleep(50 * time.Second)
 		synctest.Wait()
-		if len(ledger.confirmed) != 0 {
-			t.Errorf("after 50 s it has recorded %v, want nothing", ledger.confirmed)
+		if got := ledger.positions(); len(got) != 0 {
+			t.Errorf("after 50 s it has recorded %v, want nothing", got)
 		}
 		time.Sleep(15 * time.Second)
 		synctest.Wait()
-		if want := []event.LSN{start + 1<<20}; !slices.Equal(ledger.confirmed, want) {
-			t.Errorf("after 65 s it has recorded %v, want %v", ledger.confirmed, want)
+		if got, want := ledger.positions(), []event.LSN{start + 1<<20}; !slices.Equal(got, want) {
+			t.Errorf("after 65 s it has recorded %v, want %v", got, want)
 		}
 		keepalive(start + 1<<20 + 30<<10) // what its own record has made
 		time.Sleep(time.Hour)
 		synctest.Wait()
-		if len(ledger.confirmed) != 1 {
-			t.Errorf("an idle hour later it has recorded %v, want no more", ledger.confirmed)
+		if got := ledger.positions(); len(got) != 1 {
+			t.Errorf("an idle hour later it has recorded %v, want no more", got)
 		}
 		stop()
 		<-ended
