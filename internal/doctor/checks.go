@@ -20,7 +20,7 @@ var checks = []check{
 	{id: "sequences", fine: "the sequences of walpost's tables stand behind no number that is taken", look: checkSequences},
 	{id: "rights", fine: "the role has every right that the relay needs", dear: true, look: checkRights},
 	{id: "row-security", fine: "no policy hides rows from the relay", look: checkRowSecurity},
-	{id: "foreign-code", fine: "no code of another role runs when rows are marked or deleted", look: checkForeignCode},
+	{id: "foreign-code", fine: "no code of another role runs when rows are read, marked or deleted", look: checkForeignCode},
 	{id: "messages-open", fine: "no source of logical messages is open to every role", look: checkMessages},
 	{id: "replication-connection", fine: "a replication connection can be opened, and leads to the same server", dear: true, look: checkReplicationConnection},
 	{id: "clock", fine: "the clocks of server and relay agree", look: checkClock},

@@ -99,7 +99,7 @@ func sources(t *testing.T) map[string]string {
 	return found
 }
 
-// S-10, among others.
+// S-10 and S-68, among others.
 func TestDoctor_findsEachFaultOfADatabaseAndWhatItPrintsMendsIt(t *testing.T) {
 	t.Parallel()
 	for _, f := range databaseFaults {
@@ -325,6 +325,23 @@ var rightFaults = []fault{
 	{name: "is an index", check: "foreign-code", level: doctor.Problem, says: "index public.spy (of role ",
 		seed: theirs(theirTest, "CREATE INDEX spy ON public.outbox (public.fits(event_type))"),
 		do:   run("DROP INDEX spy")},
+	{name: "is an operator in an index", check: "foreign-code", level: doctor.Problem, says: "index public.spy (of role ",
+		seed: theirs("CREATE FUNCTION public.same(a text, b text) RETURNS bool LANGUAGE sql IMMUTABLE AS 'SELECT true'",
+			"CREATE OPERATOR public.=== (LEFTARG = text, RIGHTARG = text, FUNCTION = public.same)",
+			"CREATE INDEX spy ON public.outbox (id) WHERE event_type OPERATOR(public.===) 'x'"),
+		do: run("DROP INDEX spy")},
+	{name: "is an index of a table that inherits", check: "foreign-code", level: doctor.Problem, says: "index public.spy (of role ",
+		seed: theirs(theirTest, "CREATE TABLE public.heir () INHERITS (public.outbox)", "CREATE INDEX spy ON public.heir (public.fits(event_type))"),
+		do:   run("DROP TABLE heir")},
+	{name: "is a cast", check: "foreign-code", level: doctor.Problem, says: "cast of public.kind to text (of role ",
+		seed: theirs("CREATE TYPE public.kind AS ENUM ('lesson.completed')",
+			"CREATE FUNCTION public.written(public.kind) RETURNS text LANGUAGE sql AS $$SELECT 'x'$$",
+			"CREATE CAST (public.kind AS text) WITH FUNCTION public.written(public.kind)",
+			"ALTER TABLE public.outbox ALTER event_type TYPE public.kind USING 'lesson.completed'"),
+		do: run("DROP CAST (kind AS text)")},
+	{name: "is in statistics", check: "foreign-code", level: doctor.Problem, says: "statistics spy of public.outbox (of role ",
+		seed: theirs(theirTest, "CREATE STATISTICS public.spy ON (public.fits(event_type)), id FROM public.outbox"),
+		do:   run("DROP STATISTICS spy")},
 	{name: "is a rule", check: "foreign-code", level: doctor.Problem, says: "rule spy on public.outbox (of role ",
 		seed: theirs("CREATE RULE spy AS ON UPDATE TO public.outbox DO ALSO SELECT 1"),
 		do:   run("DROP RULE spy ON outbox")},

@@ -18,15 +18,25 @@ type foreign struct {
 
 func (f foreign) String() string { return f.What + " (of role " + f.Owner + ")" }
 
-// foreignSQL finds what a statement of the relay on a table, its partitions and the types of its columns runs besides:
-// functions of triggers, checks, indexes and generated columns, and rules. $1 is the table, $2 the columns that are set,
-// $3 whether rows are deleted. Code of the role itself, of superusers and of Postgres is not foreign.
+// foreignSQL finds what a statement of walpost on a table, what inherits from it and the types of its columns runs
+// besides: functions of triggers, checks and generated columns, and rules, where it writes; where it reads, those of
+// casts, and of indexes, statistics and partitions, whose constant parts are computed by whoever plans a query. $1 is the
+// table, $2 the columns that are set, $3 whether rows are deleted. Code of the role itself, of superusers and of Postgres
+// is not foreign.
 const foreignSQL = `
-	WITH tables AS (
-		SELECT $1::oid AS oid UNION SELECT relid::oid FROM pg_catalog.pg_partition_tree($1::oid::pg_catalog.regclass)
+	WITH RECURSIVE tables AS (
+		SELECT $1::oid AS oid UNION SELECT i.inhrelid FROM pg_catalog.pg_inherits i JOIN tables ON i.inhparent = tables.oid
 	), types AS (
-		SELECT t.oid FROM pg_catalog.pg_attribute a JOIN tables ON attrelid = tables.oid JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
-		WHERE a.attnum > 0 AND NOT a.attisdropped AND t.typtype = 'd'
+		SELECT a.atttypid AS oid FROM pg_catalog.pg_attribute a JOIN tables ON attrelid = tables.oid WHERE a.attnum > 0 AND NOT a.attisdropped
+		UNION SELECT t.typbasetype FROM pg_catalog.pg_type t JOIN types ON types.oid = t.oid WHERE t.typtype = 'd'
+	), reads AS (
+		SELECT 'pg_catalog.pg_class'::pg_catalog.regclass AS class, i.indexrelid AS oid, 'index ' || i.indexrelid::pg_catalog.regclass AS what
+		FROM pg_catalog.pg_index i JOIN tables ON i.indrelid = tables.oid
+		UNION ALL
+		SELECT 'pg_catalog.pg_class'::pg_catalog.regclass, tables.oid, 'partition key of ' || tables.oid::pg_catalog.regclass FROM tables
+		UNION ALL
+		SELECT 'pg_catalog.pg_statistic_ext'::pg_catalog.regclass, s.oid, 'statistics ' || s.stxname || ' of ' || s.stxrelid::pg_catalog.regclass
+		FROM pg_catalog.pg_statistic_ext s JOIN tables ON s.stxrelid = tables.oid
 	), code AS (
 		SELECT 'trigger ' || t.tgname || ' on ' || t.tgrelid::pg_catalog.regclass AS what, p.proowner AS owner, p.pronamespace AS space
 		FROM pg_catalog.pg_trigger t JOIN tables ON t.tgrelid = tables.oid JOIN pg_catalog.pg_proc p ON p.oid = t.tgfoid
@@ -44,11 +54,15 @@ const foreignSQL = `
 		JOIN pg_catalog.pg_proc p ON p.oid = coalesce(o.oprcode::oid, d.refobjid)
 		WHERE c.contype = 'c' AND (c.conrelid IN (SELECT oid FROM tables) OR c.contypid IN (SELECT oid FROM types))
 		UNION ALL
-		SELECT 'index ' || i.indexrelid::pg_catalog.regclass, p.proowner, p.pronamespace
-		FROM pg_catalog.pg_index i JOIN tables ON i.indrelid = tables.oid
-		JOIN pg_catalog.pg_depend d ON d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.objid = i.indexrelid
-		    AND d.refclassid = 'pg_catalog.pg_proc'::pg_catalog.regclass
-		JOIN pg_catalog.pg_proc p ON p.oid = d.refobjid
+		SELECT reads.what, p.proowner, p.pronamespace
+		FROM reads JOIN pg_catalog.pg_depend d ON d.classid = reads.class AND d.objid = reads.oid
+		    AND d.refclassid IN ('pg_catalog.pg_proc'::pg_catalog.regclass, 'pg_catalog.pg_operator'::pg_catalog.regclass)
+		LEFT JOIN pg_catalog.pg_operator o ON d.refclassid = 'pg_catalog.pg_operator'::pg_catalog.regclass AND o.oid = d.refobjid
+		JOIN pg_catalog.pg_proc p ON p.oid = coalesce(o.oprcode::oid, d.refobjid)
+		UNION ALL
+		SELECT 'cast of ' || c.castsource::pg_catalog.regtype || ' to ' || c.casttarget::pg_catalog.regtype, p.proowner, p.pronamespace
+		FROM pg_catalog.pg_cast c JOIN pg_catalog.pg_proc p ON p.oid = c.castfunc
+		WHERE c.castsource IN (SELECT oid FROM types) OR c.casttarget IN (SELECT oid FROM types)
 		UNION ALL
 		SELECT 'generated column ' || a.attname || ' of ' || g.adrelid::pg_catalog.regclass, p.proowner, p.pronamespace
 		FROM pg_catalog.pg_attrdef g JOIN tables ON g.adrelid = tables.oid
@@ -71,7 +85,7 @@ const foreignSQL = `
 	ORDER BY 1, 2`
 
 // checkForeignCode names what the owners of the sources' tables can make the relay run: it cannot be prevented while the
-// relay writes to their tables, only confined to a role with few rights.
+// relay reads and writes their tables, only confined to a role with few rights.
 func checkForeignCode(ctx context.Context, e *exam) ([]Finding, error) {
 	tables, err := e.tables(ctx)
 	if err != nil {
@@ -94,11 +108,11 @@ func checkForeignCode(ctx context.Context, e *exam) ([]Finding, error) {
 		for _, c := range code {
 			names = append(names, c.String())
 		}
-		report, means := warning, "it can do whatever role "+quote(e.role)+" can"
+		report, means := warning, "it can do whatever role "+quote(e.role)+" can, and whatever the role of a command can that reads the table"
 		if super {
 			report, means = problem, "role "+quote(e.role)+" is a superuser, so the owner of the table is one, too"
 		}
-		found = append(found, report(fmt.Sprintf("marking or deleting a row of %s runs code of another role: %s", relation(table), strings.Join(names, ", ")), means,
+		found = append(found, report(fmt.Sprintf("reading, marking or deleting rows of %s runs code of another role: %s", relation(table), strings.Join(names, ", ")), means,
 			&Mend{Do: "read that code; drop or disable it if it has no business there, or give its function to the role that the relay has " +
 				"or to a superuser; and run the relay as a role with the rights of deploy/sql/roles.sql and no other"}).about(table.Source.Name))
 	}
