@@ -64,6 +64,9 @@ func Up(ctx context.Context, dsn string, log *slog.Logger, sets ...Set) error {
 	if err := makeSchema(ctx, conn); err != nil {
 		return postgres.Mask(err, dsn)
 	}
+	if err := checkOwners(ctx, conn); err != nil {
+		return postgres.Mask(err, dsn)
+	}
 	if err := awaitTurn(ctx, conn, log); err != nil {
 		return postgres.Mask(err, dsn)
 	}
@@ -178,6 +181,36 @@ func makeSchema(ctx context.Context, conn *sql.Conn) error {
 		return fmt.Errorf("migrate: create schema walpost (the role needs CREATE on the database): %w", err)
 	}
 	return nil
+}
+
+// foreignSQL finds the first thing in the schema that another role owns. To be a member of that role is enough, but a
+// superuser is a member of all.
+const foreignSQL = `
+	SELECT owned.what, r.rolname::text FROM (
+		SELECT 0 AS place, 'schema walpost' AS what, n.nspowner AS owner FROM pg_catalog.pg_namespace n WHERE n.nspname = 'walpost'
+		UNION ALL
+		SELECT 1, c.oid::pg_catalog.regclass::text, c.relowner FROM pg_catalog.pg_class c
+		WHERE c.relnamespace = 'walpost'::pg_catalog.regnamespace
+		UNION ALL
+		SELECT 2, 'the function of trigger ' || t.tgname || ' on ' || t.tgrelid::pg_catalog.regclass, p.proowner
+		FROM pg_catalog.pg_trigger t JOIN pg_catalog.pg_class c ON c.oid = t.tgrelid JOIN pg_catalog.pg_proc p ON p.oid = t.tgfoid
+		WHERE c.relnamespace = 'walpost'::pg_catalog.regnamespace AND NOT t.tgisinternal
+	) owned JOIN pg_catalog.pg_roles r ON r.oid = owned.owner JOIN pg_catalog.pg_roles me ON me.rolname = current_user
+	WHERE r.rolname <> me.rolname AND NOT r.rolsuper AND (me.rolsuper OR NOT pg_catalog.pg_has_role(me.oid, r.oid, 'USAGE'))
+	ORDER BY owned.place, owned.what LIMIT 1`
+
+// checkOwners refuses a schema that another role has made, or in which it has made something: a trigger of that role
+// would run as this one, and whoever owns the schema can drop and replace what is in it.
+func checkOwners(ctx context.Context, conn *sql.Conn) error {
+	var what, owner string
+	err := conn.QueryRowContext(ctx, foreignSQL).Scan(&what, &owner)
+	switch {
+	case errors.Is(err, sql.ErrNoRows):
+		return nil
+	case err != nil:
+		return fmt.Errorf("migrate: look who owns schema walpost: %w", err)
+	}
+	return fmt.Errorf("migrate: %s belongs to role %q, whose code could run as this role: migrate as %q if that is its work, or give it to this role or drop it", what, owner, owner)
 }
 
 // awaitTurn waits until no other migration runs, and keeps others out while conn is open: it locks a table of its own,
