@@ -38,7 +38,7 @@ func runAPI(ctx context.Context, database config.Database, options config.API, l
 	defer closePools(pool)
 	collectSeldom()
 	server := newAPI(auth, pool, nil, log)
-	log.Info("completions API is ready", "url", "http://"+listener.Addr().String(), "database", postgres.Redact(database.DatabaseURL.Reveal()))
+	log.Info("completions API is ready", "url", "http://"+listener.Addr().String(), "database", postgres.Redact(database.DatabaseURL.Live()))
 	return server.Run(ctx, listener)
 }
 
@@ -79,7 +79,7 @@ func newAuth(ctx context.Context, options config.API, registry prometheus.Regist
 
 // openDatabase connects once, so that a server that is away is known now, and compares the schema.
 func openDatabase(ctx context.Context, dsn config.Secret, application string, sets ...migrations.Set) (*postgres.Pool, error) {
-	pool, err := postgres.Open(ctx, dsn.Reveal(), application)
+	pool, err := postgres.Open(ctx, dsn.Live(), application)
 	if err != nil {
 		return nil, err
 	}
@@ -88,7 +88,7 @@ func openDatabase(ctx context.Context, dsn config.Secret, application string, se
 		if errors.Is(err, migrations.ErrBehind) || errors.Is(err, migrations.ErrAhead) {
 			return nil, config.Invalid(err)
 		}
-		return nil, postgres.Mask(err, dsn.Reveal())
+		return nil, postgres.Mask(err, dsn.Live())
 	}
 	return pool, nil
 }

@@ -77,7 +77,7 @@ func (c apiCommand) Validate() error {
 }
 
 func (c apiCommand) Run(r *run) error {
-	secrets := mask.New(append(postgres.Passwords(c.DatabaseURL.Reveal()), c.JWTSecret.Reveal())...)
+	secrets := mask.New(append(postgres.Passwords(c.DatabaseURL.Live()), c.JWTSecret.Reveal())...)
 	log := newServiceLog(r.Stderr, r.logHandler(c.Log, secrets))
 	defer log.flush()
 	r.logFile(log.Logger)
@@ -139,7 +139,7 @@ func (c migrateCommand) Run(r *run) error {
 	if c.Lessons {
 		sets = setsOf(config.Flow{})
 	}
-	return migrations.Up(r.ctx, c.DatabaseURL.Reveal(), r.logger(c.Log, r.Stderr), sets...)
+	return migrations.Up(r.ctx, c.DatabaseURL.Live(), r.logger(c.Log, r.Stderr), sets...)
 }
 
 type tokenCommand struct {
@@ -245,7 +245,7 @@ func needsDSN(option string, dsn config.Secret) error {
 
 // readableDSN has the connection string read by the room that keeps passwords out of its errors.
 func readableDSN(option string, dsn config.Secret) error {
-	if _, err := postgres.ConnConfig(dsn.Reveal()); err != nil {
+	if _, err := postgres.ConnConfig(dsn.Live()); err != nil {
 		return fmt.Errorf("%s: %w", option, err)
 	}
 	return nil

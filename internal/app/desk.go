@@ -40,7 +40,7 @@ func (o deskOptions) at(r *run, fn func(*ops.Desk) error) error {
 		return err
 	}
 	defer pool.Close()
-	return postgres.Mask(fn(newDesk(pool, o.Slot, r.parser.Flow)), o.DatabaseURL.Reveal())
+	return postgres.Mask(fn(newDesk(pool, o.Slot, r.parser.Flow)), o.DatabaseURL.Live())
 }
 
 func newDesk(pool *postgres.Pool, slot string, flow config.Flow) *ops.Desk {

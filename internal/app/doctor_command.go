@@ -36,7 +36,7 @@ var errProblems = errors.New("the doctor found problems")
 func (c doctorCommand) Run(r *run) error {
 	c.Flow = r.parser.Flow
 	options := examination(c.Relay)
-	options.StandbyURL = c.StandbyURL.Reveal()
+	options.StandbyURL = c.StandbyURL.Live()
 	report := doctor.Run(r.ctx, options)
 	if c.JSON {
 		if err := writeJSON(r.Stdout, report); err != nil {
@@ -54,7 +54,7 @@ func (c doctorCommand) Run(r *run) error {
 // examination is what the doctor looks at for a relay.
 func examination(o config.Relay) doctor.Options {
 	options := doctor.Options{
-		DatabaseURL: o.DatabaseURL.Reveal(), ReplicationURL: o.Stream().Reveal(),
+		DatabaseURL: o.DatabaseURL.Live(), ReplicationURL: o.Stream().Live(),
 		Slot: o.Slot, Publication: o.Publication, Sources: sourcesOf(o.Flow),
 		Migrations: setsOf(o.Flow), Drain: o.Drain.Std(), WALBudget: int64(o.WALBudget),
 	}

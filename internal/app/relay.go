@@ -38,7 +38,7 @@ func runRelay(ctx context.Context, options config.Relay, mail config.Mail, windo
 	}
 	defer built.close()
 	limitMemory(options)
-	log.Info("relay starts", "ops", localURL(listener), "slot", options.Slot, "database", postgres.Redact(options.DatabaseURL.Reveal()))
+	log.Info("relay starts", "ops", localURL(listener), "slot", options.Slot, "database", postgres.Redact(options.DatabaseURL.Live()))
 	server := built.ops(window, log.Logger)
 	return runParts(ctx, stopLimit(options),
 		part{"relay", built.relay.Run},
@@ -88,7 +88,7 @@ func newRelay(ctx context.Context, options config.Relay, mail config.Mail, kinds
 	// Three pools: a subscriber that holds all its connections, or a person who counts a large debt, must
 	// not keep the relay from recording. They carry the name of the process, by which a successor ends them
 	// when it is frozen.
-	held := lease.New(lease.Options{URL: options.Stream().Reveal(), Slot: options.Slot, Log: log.Logger})
+	held := lease.New(lease.Options{URL: options.Stream().Live(), Slot: options.Slot, Log: log.Logger})
 	for range 3 {
 		pool, err := openDatabase(ctx, options.DatabaseURL, held.Application(), setsOf(options.Flow)...)
 		if err != nil {
@@ -124,7 +124,7 @@ func newRelay(ctx context.Context, options config.Relay, mail config.Mail, kinds
 	b.relay = relay.New(relay.Options{
 		Lease:          held,
 		Pool:           b.pools[0],
-		ReplicationURL: options.Stream().Reveal(),
+		ReplicationURL: options.Stream().Live(),
 		Slot:           options.Slot,
 		Publication:    options.Publication,
 		Sources:        sourcesOf(options.Flow),
@@ -142,7 +142,7 @@ func newRelay(ctx context.Context, options config.Relay, mail config.Mail, kinds
 
 // secretsOf is a mask of all that the relay sends as a secret.
 func secretsOf(options config.Relay, mail config.Mail) *mask.Mask {
-	secrets := postgres.Passwords(options.DatabaseURL.Reveal(), options.Stream().Reveal())
+	secrets := postgres.Passwords(options.DatabaseURL.Live(), options.Stream().Live())
 	if smtp, err := url.Parse(mail.SMTPURL.Reveal()); err == nil && smtp.User != nil {
 		password, _ := smtp.User.Password()
 		secrets = append(secrets, password)

@@ -75,10 +75,10 @@ func webhookOptions(s config.Subscriber) webhook.Options {
 		SignHeaders: s.SignHeaders, Format: s.Format, Batch: int(s.Batch), Concurrency: int(s.Concurrency), Timeout: s.Timeout.Std(),
 	}
 	for _, secret := range s.Secret {
-		o.Secrets = append(o.Secrets, secret.Reveal())
+		o.Secrets = append(o.Secrets, secret.Live())
 	}
 	for name, value := range s.Headers {
-		o.Headers[name] = value.Reveal()
+		o.Headers[name] = value.Live()
 	}
 	return o
 }

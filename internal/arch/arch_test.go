@@ -38,7 +38,7 @@ var rooms = []room{
 	{"printable", ""},
 	{"config", "event safefile"},
 	{"logs", ""},
-	{"postgres", ""},
+	{"postgres", "safefile"},
 	{"pgserver", ""},
 	{"strictjson", ""},
 
@@ -53,7 +53,7 @@ var rooms = []room{
 	{"ack", "event slab"},
 	{"store", "event postgres"},
 	{"subscriber", "event mask postgres store"},
-	{"subscriber/webhook", "event mask printable subscriber"},
+	{"subscriber/webhook", "event mask printable safefile subscriber"},
 	{"lane", "ack event slab subscriber"},
 	{"debt", "event lane outbox postgres store"},
 	{"replay", "debt event outbox postgres store"},

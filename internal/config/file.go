@@ -368,8 +368,11 @@ func (x *expander) replace(node ast.Node, text string) string {
 	return strings.ReplaceAll(text, kept, "${")
 }
 
-// readFile reads what {file: path} names, seen from the configuration file. The newline that editors
-// put at the end is not part of a secret.
+// liveFiles are the values whose file is read again while the program runs: passwords of Postgres, and what a webhook
+// sends as a secret.
+var liveFiles = regexp.MustCompile(`^\$\.(database_url|replication_url|subscribers\[\d+\]\.(secret(\[\d+\])?|headers\..+))\.file$`)
+
+// readFile reads what {file: path} names, seen from the configuration file.
 func (x *expander) readFile(node ast.Node, path string) string {
 	if !filepath.IsAbs(path) {
 		path = filepath.Join(filepath.Dir(x.doc.file), path)
@@ -381,7 +384,11 @@ func (x *expander) readFile(node ast.Node, path string) string {
 	if !x.grow(len(content)) {
 		return ""
 	}
-	return strings.TrimSuffix(strings.TrimSuffix(string(content), "\n"), "\r")
+	text := safefile.TrimNewline(string(content))
+	if absolute, err := filepath.Abs(path); err == nil && text != "" && liveFiles.MatchString(node.GetPath()) {
+		return safefile.Live(absolute, text)
+	}
+	return text
 }
 
 func keyOf(pair *ast.MappingValueNode) string { return pair.Key.GetToken().Value }

@@ -2,12 +2,15 @@ package config
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/alecthomas/kong"
+
+	"github.com/backendstart/walpost/internal/safefile"
 )
 
 // grammar is a program with one command that reads everything.
@@ -260,6 +263,70 @@ subscribers:
 	}
 	if first.Concurrency != 3 || !first.AllowPrivate || second.Concurrency != 3 {
 		t.Errorf("subscribers %+v, %+v", first, second)
+	}
+}
+
+// S-58: passwords and secrets are rotated in their files while the program runs.
+func TestParse_letsSecretsInFilesChange(t *testing.T) {
+	folder := t.TempDir()
+	write := func(name, text string) {
+		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	path := filepath.Join(folder, "w.yaml")
+	write("w.yaml", `
+database_url: {file: dsn}
+replication_url:
+  file: dsn
+ops_token: {file: once}
+sources: [{name: s, table: a.b}]
+subscribers:
+  - &first
+    name: one
+    kind: recording
+    secret: {file: key}
+    headers: {Authorization: {file: token}, X-Plain: plain}
+  - <<: *first
+    name: more
+    secret:
+      - {file: key}
+      - whsec_fixed
+`)
+	for _, name := range []string{"dsn", "once", "key", "token"} {
+		write(name, name+" before\r\n")
+	}
+	got, err := parse(t, "", map[string]string{"WALPOST_CONFIG": path, "WALPOST_DATABASE_URL": ""})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"dsn", "once", "key", "token"} {
+		write(name, name+" after\n")
+	}
+	o, one, more := got.options, got.flow.Subscribers[0], got.flow.Subscribers[1]
+	for what, test := range map[string]struct {
+		secret      Secret
+		start, want string
+	}{
+		"database_url":    {o.DatabaseURL, "dsn before", "dsn after"},
+		"replication_url": {o.ReplicationURL, "dsn before", "dsn after"},
+		"another option":  {o.OpsToken, "once before", "once before"},
+		"a secret":        {one.Secret[0], "key before", "key after"},
+		"a header":        {one.Headers["Authorization"], "token before", "token after"},
+		"a plain header":  {one.Headers["X-Plain"], "plain", "plain"},
+		"a merged header": {more.Headers["Authorization"], "token before", "token after"},
+		"one of a list":   {more.Secret[0], "key before", "key after"},
+		"another of them": {more.Secret[1], "whsec_fixed", "whsec_fixed"},
+	} {
+		if got := test.secret.Reveal(); got != test.want {
+			t.Errorf("%s reveals %q, want %q", what, got, test.want)
+		}
+		if got := safefile.AtStart(test.secret.Live()); got != test.start {
+			t.Errorf("%s was %q at the start, want %q", what, got, test.start)
+		}
+		if got := fmt.Sprintf("%s %v %q", test.secret, test.secret, test.secret); strings.Contains(got, "before") || strings.Contains(got, folder) {
+			t.Errorf("%s prints %s", what, got)
+		}
 	}
 }
 

@@ -18,6 +18,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/alecthomas/kong"
+
+	"github.com/backendstart/walpost/internal/safefile"
 )
 
 // Mask stands for a secret wherever one would be printed.
@@ -27,8 +29,11 @@ const Mask = "********"
 // empty. Reveal gives the text to the one place that needs it.
 type Secret string
 
-// Reveal returns the text.
-func (s Secret) Reveal() string { return string(s) }
+// Reveal returns the text, of {file: path} that of this moment.
+func (s Secret) Reveal() string { return safefile.Latest(string(s)) }
+
+// Live returns the text for what reads a file again at each use, as packages postgres and webhook do.
+func (s Secret) Live() string { return string(s) }
 
 // String implements fmt.Stringer.
 func (s Secret) String() string {

@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/backendstart/walpost/internal/safefile"
 )
 
 const mask = "xxxxx"
@@ -150,8 +152,16 @@ func Passwords(dsns ...string) []string {
 	return all
 }
 
-// secrets returns the password of dsn in the spellings in which it could turn up, longest first.
+// secrets returns the password of dsn in the spellings in which it could turn up, longest first, and the one that it
+// had at the start.
 func secrets(dsn string) []string {
+	if !safefile.IsLive(dsn) {
+		return secretsIn(dsn)
+	}
+	return append(secretsIn(safefile.Latest(dsn)), secretsIn(safefile.AtStart(dsn))...)
+}
+
+func secretsIn(dsn string) []string {
 	parsed, err := parse(dsn)
 	if err != nil || parsed.ConnConfig.Password == "" {
 		return nil

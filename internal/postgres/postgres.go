@@ -15,6 +15,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/backendstart/walpost/internal/safefile"
 )
 
 // connectTimeout is used where the connection string has no connect_timeout: the default of the
@@ -60,9 +62,9 @@ func open(ctx context.Context, config *pgxpool.Config, dsn, application string) 
 		config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec // of the others, the one that asks nothing before
 	}
 	config.BeforeConnect = func(_ context.Context, connecting *pgx.ConnConfig) error {
-		// A password is rotated while the program runs: the passfile is read at each connect, not once.
+		// A password is rotated while the program runs: files are read at each connect, not once.
 		if fresh, err := parse(dsn); err == nil {
-			connecting.Password = fresh.ConnConfig.Password
+			connecting.User, connecting.Password = fresh.ConnConfig.User, fresh.ConnConfig.Password
 		}
 		return nil
 	}
@@ -136,8 +138,22 @@ func ReplicationConfig(dsn string) (*pgconn.Config, error) {
 	return config, nil
 }
 
-// parse reads a connection string of any form, with the pool_* options of pgxpool.
+// parse reads a connection string of any form, with the pool_* options of pgxpool. One that stands in a file
+// (safefile.Live) says again who connects, and with which password; where to stays as it was at the start.
 func parse(dsn string) (*pgxpool.Config, error) {
+	config, err := parseText(safefile.AtStart(dsn))
+	if err != nil || !safefile.IsLive(dsn) {
+		return config, err
+	}
+	fresh, err := parseText(safefile.Latest(dsn))
+	if err != nil {
+		return nil, err
+	}
+	config.ConnConfig.User, config.ConnConfig.Password = fresh.ConnConfig.User, fresh.ConnConfig.Password
+	return config, nil
+}
+
+func parseText(dsn string) (*pgxpool.Config, error) {
 	if err := unambiguous(dsn); err != nil {
 		return nil, err
 	}

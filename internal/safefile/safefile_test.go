@@ -51,3 +51,26 @@ func errorText(err error) string {
 	}
 	return err.Error()
 }
+
+// S-58
+func TestLatest_readsAgainAndKeepsWhatAFileThatIsGoneHeld(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "secret")
+	live := Live(path, "first")
+	for _, test := range []struct{ held, want string }{{"first\n", "first"}, {"second\r\n", "second"}, {"third\n\n", "third\n"}, {"", ""}} {
+		if err := os.WriteFile(path, []byte(test.held), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got := Latest(live); got != test.want {
+			t.Errorf("the file holds %q: got %q, want %q", test.held, got, test.want)
+		}
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if got := Latest(live); got != "first" || AtStart(live) != "first" || !IsLive(live) {
+		t.Errorf("without the file: got %q, at the start %q, want first", got, AtStart(live))
+	}
+	if plain := "file:" + path; Latest(plain) != plain || AtStart(plain) != plain || IsLive(plain) {
+		t.Errorf("a plain text is read as %q", Latest(plain))
+	}
+}

@@ -53,7 +53,7 @@ func (w *Webhook) judge(ctx context.Context, response *http.Response, header *he
 		text.WriteString(": redirects are not followed, url has to name the address itself")
 	}
 	text.WriteString(skew(response.Header.Get("Date"), time.Now()))
-	if excerpt := excerptOf(response, w.masking(header)); excerpt != "" {
+	if excerpt := excerptOf(response, header.masking()); excerpt != "" {
 		text.WriteString(": " + excerpt)
 	}
 	err := errors.New(text.String())

@@ -14,6 +14,10 @@ func (b *Batching) Handle(ctx context.Context, d subscriber.Delivery) error {
 // HandleBatch posts all deliveries in one request. The answer is for all of them: after a refusal the lane
 // hands over fewer at once, until the bad one stands alone.
 func (b *Batching) HandleBatch(ctx context.Context, deliveries []subscriber.Delivery) error {
+	credentials, err := b.rotation.current()
+	if err != nil {
+		return err
+	}
 	size := 2
 	last := deliveries[0] // the one with the most attempts speaks for all
 	oneSource := true
@@ -24,7 +28,7 @@ func (b *Batching) HandleBatch(ctx context.Context, deliveries []subscriber.Deli
 			last = d
 		}
 	}
-	header := b.attemptHeader(last)
+	header := b.attemptHeader(credentials, last)
 	if oneSource { // else each element says its own
 		header.set("Walpost-Source", encode(last.Source))
 	}

@@ -26,18 +26,9 @@ func (o Options) Problems() []Problem {
 		}
 	}
 	add("url", checkURL(o.URL, o.AllowPrivate))
-	for i, secret := range o.Secrets {
-		_, err := parseSecret(secret)
-		if err != nil && len(o.Secrets) > 1 {
-			err = fmt.Errorf("the %d. of %d %w", i+1, len(o.Secrets), err)
-		}
-		add("secret", err)
-	}
+	problems = append(problems, o.read().credentialProblems()...)
 	if o.SignHeaders && len(o.Secrets) == 0 {
 		add("sign_headers", errors.New("needs a secret to sign with"))
-	}
-	for _, name := range slices.Sorted(maps.Keys(o.Headers)) {
-		add("headers", checkHeader(name, o.Headers[name]))
 	}
 	switch o.Format {
 	case "", Payload, CloudEventsStructured:
@@ -47,6 +38,27 @@ func (o Options) Problems() []Problem {
 		}
 	default:
 		add("format", fmt.Errorf("%q is none of %s, %s, %s", o.Format, Payload, CloudEvents, CloudEventsStructured))
+	}
+	return problems
+}
+
+// credentialProblems are the mistakes in secrets and headers that were read.
+func (o Options) credentialProblems() []Problem {
+	var problems []Problem
+	add := func(key string, err error) {
+		if err != nil {
+			problems = append(problems, Problem{key, err})
+		}
+	}
+	for i, secret := range o.Secrets {
+		_, err := parseSecret(secret)
+		if err != nil && len(o.Secrets) > 1 {
+			err = fmt.Errorf("the %d. of %d %w", i+1, len(o.Secrets), err)
+		}
+		add("secret", err)
+	}
+	for _, name := range slices.Sorted(maps.Keys(o.Headers)) {
+		add("headers", checkHeader(name, o.Headers[name]))
 	}
 	return problems
 }

@@ -23,8 +23,9 @@ const ourHeaders = 13
 // that are made for it. They are never used again: the transport may still write them after an answer has come.
 type headers struct {
 	http.Header
-	values []string
-	text   strings.Builder
+	credentials *credentials
+	values      []string
+	text        strings.Builder
 }
 
 // set sets one header. The name is in its canonical form.
@@ -43,8 +44,8 @@ func (h *headers) setText(name string, value []byte) string {
 }
 
 // newHeader makes the headers of a request with one event, signature aside.
-func (w *Webhook) newHeader(d subscriber.Delivery) *headers {
-	h := w.attemptHeader(d)
+func (w *Webhook) newHeader(c *credentials, d subscriber.Delivery) *headers {
+	h := w.attemptHeader(c, d)
 	h.set("Walpost-Source", encode(d.Source))
 	h.set("Walpost-Type", encode(d.Type))
 	var position [64]byte
@@ -65,14 +66,14 @@ func (w *Webhook) newHeader(d subscriber.Delivery) *headers {
 }
 
 // attemptHeader makes what says something about the attempt, with the configured headers.
-func (w *Webhook) attemptHeader(d subscriber.Delivery) *headers {
-	h := &headers{Header: make(http.Header, len(w.header)+ourHeaders), values: make([]string, 0, ourHeaders)}
-	signatures := len(w.keys) * signatureSize
+func (w *Webhook) attemptHeader(c *credentials, d subscriber.Delivery) *headers {
+	h := &headers{Header: make(http.Header, len(c.header)+ourHeaders), credentials: c, values: make([]string, 0, ourHeaders)}
+	signatures := len(c.keys) * signatureSize
 	if w.signHeaders {
 		signatures *= 2
 	}
-	h.text.Grow(96 + signatures) // and the numbers, and a position
-	maps.Copy(h.Header, w.header)               // the values are shared: nobody changes them
+	h.text.Grow(96 + signatures)  // and the numbers, and a position
+	maps.Copy(h.Header, c.header) // the values are shared: nobody changes them
 	var number [20]byte
 	h.setText("Walpost-Attempt", strconv.AppendInt(number[:0], int64(d.Attempt), 10))
 	h.setText("Walpost-Term", strconv.AppendInt(number[:0], d.Term, 10))

@@ -59,13 +59,14 @@ func (w *Webhook) sign(h *headers, id string, at time.Time, body []byte) {
 	h.set("Webhook-Id", id)
 	var number [20]byte
 	seconds := h.setText("Webhook-Timestamp", strconv.AppendInt(number[:0], at.Unix(), 10))
-	if len(w.keys) == 0 {
+	keys := h.credentials.keys
+	if len(keys) == 0 {
 		return
 	}
 	var text [4 * signatureSize]byte // more keys than anybody rotates at a time go to the heap
-	h.setText("Webhook-Signature", w.keys.appendSignatures(text[:0], body, id, ".", seconds, "."))
+	h.setText("Webhook-Signature", keys.appendSignatures(text[:0], body, id, ".", seconds, "."))
 	if w.signHeaders {
-		h.setText(headerSignature, w.keys.appendSignatures(text[:0], nil, signedHeaders(h.Header, id, seconds, body)))
+		h.setText(headerSignature, keys.appendSignatures(text[:0], nil, signedHeaders(h.Header, id, seconds, body)))
 	}
 }
 

@@ -40,11 +40,11 @@ type Options struct {
 	// receiver dedupes on.
 	SeveralSources bool
 	// Secrets sign, all of them side by side, each "whsec_" and the base64 of 24 to 64 bytes. None: the
-	// requests are not signed.
+	// requests are not signed. One that is a safefile.Live is read again while the program runs.
 	Secrets []string
 	// SignHeaders adds signatures of the headers that walpost sets; it needs a secret.
 	SignHeaders bool
-	// Headers are sent along with every request.
+	// Headers are sent along with every request. Their values can be a safefile.Live, too.
 	Headers map[string]string
 	// AllowPrivate permits addresses that are not of the public internet.
 	AllowPrivate bool
@@ -67,11 +67,9 @@ type Options struct {
 type Webhook struct {
 	name      string
 	transport *transport
-	keys      keys
+	rotation  *rotation
 	request   *http.Request // what all requests have in common; never changed after New
-	header    http.Header   // of every request; never changed after New
 	format    string
-	mask      *mask.Mask // of what is sent as a secret, signatures aside
 
 	severalSources bool
 	signHeaders    bool
@@ -95,24 +93,14 @@ func New(o Options) (subscriber.Subscriber, error) {
 	if err := o.checkName(target.Hostname()); err != nil {
 		return nil, fmt.Errorf("url: %w", err)
 	}
-	w := &Webhook{name: o.Name, header: http.Header{}, format: o.Format, severalSources: o.SeveralSources, signHeaders: o.SignHeaders}
-	for _, secret := range o.Secrets {
-		key, _ := parseSecret(secret)
-		w.keys = append(w.keys, newKey(key))
+	w := &Webhook{
+		name: o.Name, format: o.Format, severalSources: o.SeveralSources, signHeaders: o.SignHeaders,
+		rotation: newRotation(o, target),
 	}
-	w.header.Set("User-Agent", "walpost")
-	w.header.Set("Content-Type", "application/json")
-	for name, value := range o.Headers {
-		w.header.Set(name, value)
-	}
-	// An event is the same at each attempt, so a request may be sent once more when the receiver closed a
-	// kept connection under it. The key tells net/http so; without a value it is not sent.
-	w.header["Idempotency-Key"] = []string{}
 	w.request = &http.Request{
 		Method: http.MethodPost, URL: target, Host: target.Host,
 		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
 	}
-	w.mask = mask.New(o.secrets(target)...)
 	w.transport = &transport{open: func() *http.Transport { return newTransport(o) }}
 	if o.Batch > 1 {
 		return &Batching{w}, nil
@@ -145,7 +133,11 @@ func (w *Webhook) Wants(string) bool { return true }
 
 // Handle posts one event. Its error is Permanent, Pause or RetryAfter as the answer says.
 func (w *Webhook) Handle(ctx context.Context, d subscriber.Delivery) error {
-	header := w.newHeader(d)
+	credentials, err := w.rotation.current()
+	if err != nil {
+		return err
+	}
+	header := w.newHeader(credentials, d)
 	body := []byte(d.Payload)
 	switch w.format {
 	case CloudEvents:
@@ -173,39 +165,15 @@ func (w *Webhook) post(ctx context.Context, id string, header *headers, body []b
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)
 		}
-		return w.masking(header).Error(fmt.Errorf("post to %s: %w", w.request.Host, err)) // it may quote the answer
+		return header.masking().Error(fmt.Errorf("post to %s: %w", w.request.Host, err)) // it may quote the answer
 	}
 	defer response.Body.Close()
 	return w.judge(ctx, response, header, len(body))
 }
 
-// secrets are what a receiver must not make us store or show: keys, configured headers, and the parts of the URL that
-// can be a token.
-func (o Options) secrets(target *url.URL) []string {
-	var secrets []string
-	for _, secret := range o.Secrets {
-		secrets = append(secrets, strings.TrimPrefix(secret, "whsec_"))
-	}
-	for _, value := range o.Headers {
-		secrets = append(secrets, mask.InHeader(value)...)
-	}
-	for _, part := range strings.Split(target.Path, "/") {
-		if len(part) >= minPathToken {
-			secrets = append(secrets, part)
-		}
-	}
-	for _, values := range target.Query() {
-		secrets = append(secrets, values...)
-	}
-	return secrets
-}
-
-// minPathToken is how long a part of a path must be to be taken for a token and not for a word.
-const minPathToken = 16
-
 // masking is the mask with the signatures of one request.
-func (w *Webhook) masking(header *headers) *mask.Mask {
-	m := w.mask
+func (header *headers) masking() *mask.Mask {
+	m := header.credentials.mask
 	for _, signature := range strings.Fields(header.Get("Webhook-Signature") + " " + header.Get(headerSignature)) {
 		m = m.With(strings.TrimPrefix(signature, "v1,"))
 	}
