@@ -172,9 +172,9 @@ func (w *Webhook) post(ctx context.Context, id string, header *headers, body []b
 }
 
 // masking is the mask with the signatures of one request.
-func (header *headers) masking() *mask.Mask {
-	m := header.credentials.mask
-	for _, signature := range strings.Fields(header.Get("Webhook-Signature") + " " + header.Get(headerSignature)) {
+func (h *headers) masking() *mask.Mask {
+	m := h.credentials.mask
+	for _, signature := range strings.Fields(h.Get("Webhook-Signature") + " " + h.Get(headerSignature)) {
 		m = m.With(strings.TrimPrefix(signature, "v1,"))
 	}
 	return m
