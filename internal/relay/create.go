@@ -187,11 +187,27 @@ func (r *Relay) readyTx(ctx context.Context, tx pgx.Tx, s *session, fix *repair,
 	return nil
 }
 
-// sayWhoIsWaitedFor explains what takes long: it waits for every transaction that was running when it
-// began.
+// oldestSQL names the oldest transaction that has an id. Where the session of another role is hidden, its pid and role
+// are not. (PostgreSQL manual, "pg_stat_activity")
+const oldestSQL = `
+	SELECT who FROM (
+		SELECT pg_catalog.format('pid %s of role %I%s', pid, usename, ', since ' || xact_start) AS who, pg_catalog.age(backend_xid) AS age
+		FROM pg_catalog.pg_stat_activity WHERE backend_xid IS NOT NULL AND pid <> pg_catalog.pg_backend_pid()
+		UNION ALL
+		SELECT pg_catalog.format('prepared transaction %L of role %I, since %s', gid, owner, prepared), pg_catalog.age(transaction)
+		FROM pg_catalog.pg_prepared_xacts) w ORDER BY age DESC LIMIT 1`
+
+// sayWhoIsWaitedFor says in the log and in /ready what takes long: it waits for every transaction that was running when
+// it began. Any role that can connect can have one.
 func (r *Relay) sayWhoIsWaitedFor(ctx context.Context, what string, ended <-chan struct{}) {
 	ticker := time.NewTicker(5 * time.Second)
 	defer ticker.Stop()
+	setAwaited := func(problem string) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.awaited = problem
+	}
+	defer setAwaited("")
 	for begun := time.Now(); ; {
 		select {
 		case <-ended:
@@ -201,16 +217,11 @@ func (r *Relay) sayWhoIsWaitedFor(ctx context.Context, what string, ended <-chan
 		case <-ticker.C:
 		}
 		var oldest string
-		err := r.Pool.QueryRow(ctx, `
-			SELECT who FROM (
-				SELECT pg_catalog.format('pid %s of %s, since %s', pid, usename, xact_start) AS who, xact_start AS since
-				FROM pg_catalog.pg_stat_activity WHERE backend_xid IS NOT NULL AND pid <> pg_catalog.pg_backend_pid()
-				UNION ALL
-				SELECT pg_catalog.format('prepared transaction %L of %s, since %s', gid, owner, prepared), prepared
-				FROM pg_catalog.pg_prepared_xacts) w ORDER BY since LIMIT 1`).Scan(&oldest)
-		if err != nil {
+		if err := r.Pool.QueryRow(ctx, oldestSQL).Scan(&oldest); err != nil {
 			oldest = "unknown"
 		}
+		setAwaited(fmt.Sprintf("%s waits for running transactions to end, for %v now; the oldest is %s: end it if it is forgotten",
+			what, time.Since(begun).Round(time.Second), oldest))
 		r.Log.Info(what+" waits for running transactions to end", "since", begun, "oldest", oldest)
 	}
 }

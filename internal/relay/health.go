@@ -48,7 +48,7 @@ func (r *Relay) whileStopping(err error) error {
 func (r *Relay) Health() Health {
 	r.mu.Lock()
 	r.leaveStuckLocked()
-	state, problem, found, tracker, recorder := r.state, r.problem, []string{r.trouble, r.held, r.silent}, r.tracker, r.recorder
+	state, problem, found, tracker, recorder := r.state, r.problem, []string{r.awaited, r.trouble, r.held, r.silent}, r.tracker, r.recorder
 	strangers := r.strangers
 	r.mu.Unlock()
 	h := Health{State: state, Ready: state == Streaming || state == Waiting}

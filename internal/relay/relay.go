@@ -138,6 +138,7 @@ type Relay struct {
 	stuckAt  event.LSN        // where the stream is stuck, 0 while it is not; guarded by mu
 	trouble  string           // what watch has found of the publication; guarded by mu
 	held     string           // and that the server holds the stream back; guarded by mu
+	awaited  string           // what a creation or repair waits for; guarded by mu
 	silent   string           // and that it sends nothing and shows no sign of work; guarded by mu
 	lanes    []*lane.Lane     // guarded by mu
 	leavers  []*leaver        // guarded by mu

@@ -295,7 +295,7 @@ func invalidate(db *testdb.DB) {
 	}
 }
 
-// F-17, F-36: a transaction with a lower id is still open when the slot is lost, or when the repair looks.
+// F-17, F-36, S-75: a transaction with a lower id is still open when the slot is lost, or when the repair looks.
 func TestRelay_missesNoLateCommitInARepair(t *testing.T) {
 	t.Parallel()
 	for name, loss := range map[string]string{"anew": dropSlot, "kept": advance} {
@@ -312,10 +312,14 @@ func TestRelay_missesNoLateCommitInARepair(t *testing.T) {
 			eventually(t, "who is waited for", func() bool {
 				return strings.Contains(log.String(), "waits for running transactions to end") && strings.Contains(log.String(), "oldest=\"pid ")
 			})
+			if problems := strings.Join(r.Health().Problems, "\n"); !strings.Contains(problems, "the oldest is pid ") {
+				t.Errorf("/ready has %q, want who is waited for", problems)
+			}
 			insert(db, "meanwhile", "b")
 			commit()
 			sub.AwaitDelivered(t, 3)
 			r.awaitStreaming()
+			eventually(t, "nothing is waited for", func() bool { return len(r.Health().Problems) == 0 })
 			eventually(t, "all marks", func() bool { return unmarked(db) == 0 })
 			once(t, sub, []string{"late", "higher", "meanwhile"})
 		})
