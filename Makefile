@@ -23,7 +23,7 @@ demo: ## Postgres, API, relay and traffic in one process; ARGS="--rate 10" and t
 test: ## Every test against a real Postgres with the race detector, under 5 minutes; PKG=./internal/lane for one room
 	@sh scripts/ensure-postgres.sh
 	@go vet $(PKG)
-	@go run ./scripts/gotest -race -timeout 10m -p $$(($$(getconf _NPROCESSORS_ONLN) + 1)) $(PKG)
+	@go run ./scripts/gotest -race -timeout 20m -p $$(($$(getconf _NPROCESSORS_ONLN) + 1)) $(PKG)
 
 test-versions: ## Every test on each supported version of Postgres, without -race; VERSIONS="14 18" for some, PKG for one room
 	@PKG="$(PKG)" ARGS="$(ARGS)" sh scripts/test-versions.sh $(VERSIONS)
