@@ -139,6 +139,32 @@ func (m *Mask) Text(text string) string {
 			hidden[i] = true
 		}
 	}
+	m.find(text, hide)
+	// Programs escape more or fewer characters than those of formsOf, in ways of their own, and more than once.
+	plain := unescaped{text: text}
+	for range maxEscapes {
+		if plain = plain.unescape(); plain.starts == nil {
+			break
+		}
+		m.find(plain.text, func(from, to int) { hide(plain.starts[from], plain.starts[to]) })
+	}
+	if hidden == nil {
+		return text
+	}
+	var b strings.Builder
+	for i := 0; i < len(text); i++ {
+		switch {
+		case !hidden[i]:
+			b.WriteByte(text[i])
+		case i == 0 || !hidden[i-1]:
+			b.WriteString(Stars)
+		}
+	}
+	return strings.ToValidUTF8(b.String(), "\uFFFD") // a part may begin within a character
+}
+
+// find calls hide for what is secret in a text.
+func (m *Mask) find(text string, hide func(from, to int)) {
 	for i := 0; i+gram <= len(text); i++ {
 		if m.grams[text[i:i+gram]] {
 			hide(i, i+gram)
@@ -162,19 +188,6 @@ func (m *Mask) Text(text string) string {
 			}
 		}
 	}
-	if hidden == nil {
-		return text
-	}
-	var b strings.Builder
-	for i := 0; i < len(text); i++ {
-		switch {
-		case !hidden[i]:
-			b.WriteByte(text[i])
-		case i == 0 || !hidden[i-1]:
-			b.WriteString(Stars)
-		}
-	}
-	return strings.ToValidUTF8(b.String(), "\uFFFD") // a part may begin within a character
 }
 
 // maxError is how much of an error is kept: some quote a line of what was received, however long.

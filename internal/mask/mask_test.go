@@ -49,6 +49,45 @@ func TestMask_hidesSecretsInEveryForm(t *testing.T) {
 	}
 }
 
+// S-76: programs escape what they like, JSON a slash or each character, a URL each byte, HTML by number, and one does it
+// to what another has done.
+func TestMask_hidesSecretsWhateverIsEscaped(t *testing.T) {
+	const secret = `aB3/dE+fG=hI<jK>lM&nO'pQ"rS`
+	m := New(secret)
+	each := func(format string) string {
+		var b strings.Builder
+		for _, c := range []byte(secret) {
+			fmt.Fprintf(&b, format, c)
+		}
+		return b.String()
+	}
+	slashes := strings.NewReplacer("/", `\/`, "+", `\u002B`, "=", `\u003d`, `"`, `\"`, "<", `\u003C`, ">", `\u003E`, "&", `\u0026`, "'", `\u0027`).Replace(secret)
+	entities := strings.NewReplacer("/", "&#x2F;", "+", "&#43;", "=", "&#x3D;", `"`, "&quot;", "<", "&lt;", ">", "&gt;", "&", "&amp;", "'", "&apos;").Replace(secret)
+	for name, text := range map[string]string{
+		"some in JSON":      slashes,
+		"all in JSON":       each(`\u%04x`),
+		"all in hex":        each(`\x%02x`),
+		"all in a URL":      each("%%%02X"),
+		"some in HTML":      entities,
+		"all in HTML":       each("&#%d;"),
+		"JSON in JSON":      strings.ReplaceAll(slashes, `\`, `\\`),
+		"JSON in a URL":     url.QueryEscape(slashes),
+		"HTML in JSON":      strings.ReplaceAll(entities, "&", `\u0026`),
+		"cut within":        each(`\u%04x`)[:6*12+3],
+		"a part, all of it": each("%%%02X")[3*8 : 3*18],
+	} {
+		got := m.Text("before \\ 100% & " + text + ", after")
+		if want := "before \\ 100% & " + Stars; !strings.HasPrefix(got, want) || len(got) > len(want)+len(", after")+6 {
+			t.Errorf("%s: got %q, want the secret hidden", name, got)
+		}
+	}
+	for _, text := range []string{`C:\new\table 100% &amp; &#4; \u12 \ud800 %zz`, `\`, `%`, `&`, `\u`, `\ud83d\u`} {
+		if got := m.Text(text); got != text {
+			t.Errorf("got %q, want %q as it is", got, text)
+		}
+	}
+}
+
 func TestMask_leavesTheRestAlone(t *testing.T) {
 	m := New(append(InHeader("Bearer abcdefghijklmnop"), "prod", "x1", "")...)
 	for text, want := range map[string]string{
