@@ -254,10 +254,13 @@ const changeSQL = `(SELECT coalesce(max(id), 0) FROM walpost.audit WHERE slot = 
 // pausedSQL tells whether subscriber $2 of slot $1 is paused.
 const pausedSQL = `coalesce((SELECT state = 'paused' FROM walpost.subscribers WHERE slot = $1 AND name = $2), false)`
 
-// beyondSQL tells whether anything of that state is beyond the position in $3 to $5.
+// beyondSQL tells whether the stream may still bring anything of that state to who is secured up to the position in $3
+// to $5: what stands beyond it, or was read from its table and may have committed beyond it. Each has an EXISTS of its
+// own: the first is a look into an index.
 func beyondSQL(state lane.State) string {
-	return `EXISTS (SELECT FROM walpost.owed WHERE slot = $1 AND subscriber = $2 AND state = '` + string(state) + `'
-		AND (epoch, commit_lsn, ordinal) > ($3::int, $4::text::pg_lsn, $5::bigint))`
+	const recorded = `SELECT FROM walpost.owed WHERE slot = $1 AND subscriber = $2 AND state = `
+	return `EXISTS (` + recorded + `'` + string(state) + `' AND (epoch, commit_lsn, ordinal) > ($3::int, $4::text::pg_lsn, $5::bigint))
+		OR EXISTS (` + recorded + `'` + string(state) + `' AND made_up AND (epoch, bound) > ($3::int, $4::text::pg_lsn))`
 }
 
 // Look tells what people have changed, and how far the debt reaches back. Of an event whose commit time

@@ -86,7 +86,7 @@ func (d *debt) Load(_ context.Context, _ string, secured event.Position, maxKeys
 		if r.state == lane.StateWaiting {
 			found.Keys[r.Event.Key]++
 		}
-		found.Beyond = found.Beyond || r.Event.Position.Compare(secured) > 0
+		found.Beyond = found.Beyond || r.Event.Position.Compare(secured) > 0 || r.Event.LastOf().Compare(secured) > 0
 	}
 	if len(found.Keys) > maxKeys {
 		found.Keys, found.More = nil, true

@@ -98,7 +98,8 @@ type Debt struct {
 	Keys map[string]int
 	// More means that there are more than maxKeys keys.
 	More bool
-	// Beyond means that something is recorded, in whatever state, beyond the secured position.
+	// Beyond means that something is recorded, in whatever state, beyond the secured position, or of an event that
+	// committed beyond it for all that is known.
 	Beyond bool
 	// Paused tells that a person has paused the subscriber.
 	Paused bool

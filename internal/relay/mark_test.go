@@ -385,6 +385,37 @@ func TestMark_oneSlotMarksATable(t *testing.T) {
 	r.shutDown()
 }
 
+// S-29: a person adds an event while no relay runs, and the next one's stream has still to bring it.
+func TestAdd_isKnownWhenTheStreamBringsTheEvent(t *testing.T) {
+	t.Parallel()
+	for state, want := range map[lane.State]int64{lane.StateWaiting: 1, lane.StateDead: 0} {
+		t.Run(string(state), func(t *testing.T) {
+			t.Parallel()
+			db := testdb.New(t)
+			sub, other := newChanging("sub", taking), newChanging("other", taking)
+			o := killable(t, db, sub, other)
+			streaming(t, o).shutDown()
+			insert(db, "e", "a")
+			if _, missing, err := peopleOf(t, db, o).Add(t.Context(), "sub", []string{"e"}, state, "ada", "by hand"); err != nil || len(missing) > 0 {
+				t.Fatalf("add: %v, not found %q", err, missing)
+			}
+			insert(db, "next", "a")
+			r := nextLife(t, o)
+			for _, s := range []*changing{sub, other} {
+				eventually(t, s.Name()+" has what came after", func() bool { return slices.Contains(s.Delivered(), "next") })
+			}
+			eventually(t, "nothing waits", func() bool { return owed(db, "sub", "waiting") == 0 })
+			r.shutDown()
+			if got := int64(len(slices.DeleteFunc(sub.Delivered(), func(id string) bool { return id != "e" }))); got != want {
+				t.Errorf("%d deliveries of the event that a person made %s, want %d: %q", got, state, want, sub.Delivered())
+			}
+			if got := owed(db, "sub", "dead"); got != 1-want {
+				t.Errorf("%d dead letters, want %d", got, 1-want)
+			}
+		})
+	}
+}
+
 // S-27: a repair uses what it knows: an old dead letter of one is no reason to send the event to all again.
 func TestRepair_sendsNothingAgainThatAPositionTells(t *testing.T) {
 	t.Parallel()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"reflect"
 	"slices"
 	"sync"
@@ -31,34 +32,35 @@ type Debt interface {
 // which events may be owed: if the debt points to rows, it has to make these first, unmarked.
 func Run(t *testing.T, open func(t *testing.T, events []*event.Event) Debt) {
 	for name, test := range map[string]func(*testing.T, *book){
-		"Record keeps everything about a delivery":             recordKeepsEverything,
-		"Record leaves what is recorded as it is":              recordLeavesWhatIsThere,
-		"Waiting gives the order of positions":                 waitingGivesTheOrder,
-		"Waiting begins after a position":                      waitingBeginsAfter,
-		"Waiting leaves keys out":                              waitingLeavesKeysOut,
-		"Waiting keeps back keys that were set aside":          waitingKeepsBackWhatIsSetAside,
-		"Waiting leaves out what is due later":                 waitingLeavesOutWhatIsDueLater,
-		"Sample picks the first delivery of a key that is due": samplePicksAHead,
-		"Waiting stops at rows and bytes, but gives one":       waitingStops,
-		"Waiting gives nothing where nothing waits":            waitingGivesNothing,
-		"Dead makes a dead letter of a waiting delivery":       deadOfAWaitingOne,
-		"Dead is called by several at once":                    deadAtOnce,
-		"Known tells the states":                               knownTellsTheStates,
-		"Paid removes what is secured":                         paidRemoves,
-		"Paid keeps what is beyond until secured reaches it":   paidKeepsWhatIsBeyond,
-		"Paid of what nobody recorded is no error":             paidOfNothing,
-		"Failed changes waiting deliveries only":               failedChangesWaiting,
-		"Load counts by key, up to a number of keys":           loadCounts,
-		"Load tells whether anything is beyond, in any state":  loadTellsBeyond,
-		"Blocked gives the keys of dead letters, each once":    blockedGivesKeys,
-		"Look tells the oldest":                                lookTellsTheOldest,
-		"Unwanted pauses":                                      unwantedPauses,
-		"MarkRows marks when nothing is owed to anybody":       marksWhenNothingIsOwed,
-		"MarkRows waits for the bound":                         marksBehindTheBound,
-		"MarkRows waits for what is open":                      marksWhatIsNotOpen,
-		"MarkRows adds the attempts of all":                    marksWithAttempts,
-		"subscribers and sources have nothing to do with each": subscribersAreApart,
-		"an id that comes again is another event":              idsComeAgain,
+		"Record keeps everything about a delivery":               recordKeepsEverything,
+		"Record leaves what is recorded as it is":                recordLeavesWhatIsThere,
+		"Waiting gives the order of positions":                   waitingGivesTheOrder,
+		"Waiting begins after a position":                        waitingBeginsAfter,
+		"Waiting leaves keys out":                                waitingLeavesKeysOut,
+		"Waiting keeps back keys that were set aside":            waitingKeepsBackWhatIsSetAside,
+		"Waiting leaves out what is due later":                   waitingLeavesOutWhatIsDueLater,
+		"Sample picks the first delivery of a key that is due":   samplePicksAHead,
+		"Waiting stops at rows and bytes, but gives one":         waitingStops,
+		"Waiting gives nothing where nothing waits":              waitingGivesNothing,
+		"Dead makes a dead letter of a waiting delivery":         deadOfAWaitingOne,
+		"Dead is called by several at once":                      deadAtOnce,
+		"Known tells the states":                                 knownTellsTheStates,
+		"Paid removes what is secured":                           paidRemoves,
+		"Paid keeps what is beyond until secured reaches it":     paidKeepsWhatIsBeyond,
+		"Paid of what nobody recorded is no error":               paidOfNothing,
+		"Failed changes waiting deliveries only":                 failedChangesWaiting,
+		"Load counts by key, up to a number of keys":             loadCounts,
+		"Load tells whether anything is beyond, in any state":    loadTellsBeyond,
+		"Load tells what the stream may bring of what was added": loadTellsWhatTheStreamMayBring,
+		"Blocked gives the keys of dead letters, each once":      blockedGivesKeys,
+		"Look tells the oldest":                                  lookTellsTheOldest,
+		"Unwanted pauses":                                        unwantedPauses,
+		"MarkRows marks when nothing is owed to anybody":         marksWhenNothingIsOwed,
+		"MarkRows waits for the bound":                           marksBehindTheBound,
+		"MarkRows waits for what is open":                        marksWhatIsNotOpen,
+		"MarkRows adds the attempts of all":                      marksWithAttempts,
+		"subscribers and sources have nothing to do with each":   subscribersAreApart,
+		"an id that comes again is another event":                idsComeAgain,
 	} {
 		t.Run(name, func(t *testing.T) {
 			events := someEvents()
@@ -505,6 +507,31 @@ func loadTellsBeyond(t *testing.T, b *book) {
 	if !b.load(b.events[4].Position, 10).Beyond {
 		t.Error("a paid one beyond secured is not told")
 	}
+}
+
+// What a person adds has a place before the stream, which may bring the event all the same.
+func loadTellsWhatTheStreamMayBring(t *testing.T, b *book) {
+	added := func(n int) *event.Event {
+		e := *b.events[n]
+		e.Position, e.Bound = event.Position{Epoch: 1, Commit: 0x7F, Ordinal: int64(n)}, 0x200
+		return &e
+	}
+	want := func(state lane.State) {
+		t.Helper()
+		for commit, want := range map[event.LSN]bool{0x7F: true, 0x100: true, 0x200: false, 0x300: false} {
+			secured := event.Position{Epoch: 1, Commit: commit, Ordinal: math.MaxInt64}
+			if got := b.load(secured, 10).Beyond; got != want {
+				t.Errorf("a %s delivery with the bound 0x200, secured up to %v: got %t, want %t", state, secured, got, want)
+			}
+		}
+	}
+	b.record(added(1))
+	want(lane.StateWaiting)
+	b.ok(b.ower.Paid(t.Context(), sub, []lane.Paid{{Event: added(1)}}, event.Position{}))
+	want(lane.StatePaid)
+	b.markRows(event.Position{Epoch: 9})
+	b.dead(added(2))
+	want(lane.StateDead)
 }
 
 func blockedGivesKeys(t *testing.T, b *book) {

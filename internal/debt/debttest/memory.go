@@ -152,7 +152,7 @@ func (m *Memory) Load(ctx context.Context, subscriber string, secured event.Posi
 	a := m.of(subscriber)
 	debt := lane.Debt{Keys: make(map[string]int), Paused: a.paused, Change: m.changes}
 	for _, r := range a.order {
-		debt.Beyond = debt.Beyond || r.Event.Position.Compare(secured) > 0
+		debt.Beyond = debt.Beyond || r.Event.Position.Compare(secured) > 0 || r.Event.LastOf().Compare(secured) > 0
 		if r.state == lane.StateWaiting {
 			debt.Keys[r.Event.Key]++
 		}
