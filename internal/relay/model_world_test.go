@@ -548,11 +548,16 @@ func frames(txn *modelTxn) [][]byte {
 	begin := append(u64(u64([]byte{'B'}, uint64(txn.commit)), 0), 0, 0, 0, 1)
 	all := [][]byte{begin}
 	for _, e := range txn.events {
-		content := fmt.Sprintf(`{"id":%q,"type":%q,"key":%q,"occurred_at":%q,"payload":{}}`, e.used, e.eventType, e.key, e.id)
+		content := e.content()
 		m := append(u64([]byte{'M', 1}, uint64(txn.commit)), 'm', 0)
 		m = binary.BigEndian.AppendUint32(m, uint32(len(content)))
 		all = append(all, append(m, content...))
 	}
 	commit := u64(u64(u64([]byte{'C', 0}, uint64(txn.commit)), uint64(txn.end)), 0)
 	return append(all, commit)
+}
+
+// content is the message of an event.
+func (e modelEvent) content() []byte {
+	return fmt.Appendf(nil, `{"id":%q,"type":%q,"key":%q,"occurred_at":%q,"payload":{}}`, e.used, e.eventType, e.key, e.id)
 }

@@ -4,7 +4,10 @@ package debttest
 
 import (
 	"context"
+	"fmt"
+	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -480,4 +483,35 @@ func (a *account) in(state lane.State) []lane.Owed {
 		}
 	}
 	return owed
+}
+
+// String lists everything that is recorded, for tests that compare states.
+func (m *Memory) String() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var b strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(m.subscribers)) {
+		a := m.subscribers[name]
+		fmt.Fprintf(&b, "%s (%v, paused %v):", name, a.secured, a.paused)
+		for _, r := range a.order {
+			fmt.Fprintf(&b, " %s %q at %v, mark %v;", r.state, r.Event.ID, r.Event.Position, r.mark)
+		}
+		b.WriteByte('\n')
+	}
+	return b.String()
+}
+
+// Unmarked counts the paid deliveries whose rows are still to be marked.
+func (m *Memory) Unmarked() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n := 0
+	for _, a := range m.subscribers {
+		for _, r := range a.paid {
+			if r.mark {
+				n++
+			}
+		}
+	}
+	return n
 }
