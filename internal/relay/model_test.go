@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
+	"sort"
 	"strconv"
 	"testing"
 	"testing/synctest"
@@ -32,7 +33,8 @@ type history struct {
 	process *modelProcess
 	plant   *plant
 	log     *slog.Logger
-	unclean bool // something happened after which an event may come again
+	marked  []string // marks that were not true; guarded by server.mu
+	unclean bool     // something happened after which an event may come again
 }
 
 func newHistory(seed uint64, plant *plant, log *slog.Logger) *history {
@@ -54,7 +56,32 @@ func newHistory(seed uint64, plant *plant, log *slog.Logger) *history {
 		}
 		h.subs = append(h.subs, sub)
 	}
+	h.server.onMark = func(of event.Identity) {
+		h.server.mu.Lock()
+		defer h.server.mu.Unlock()
+		h.marked = append(h.marked, h.untrue(of.Occurrence)...)
+	}
+	h.server.debt.EveryEventHasARow(h.server.onMark)
 	return h
+}
+
+// untrue names those for whom a mark that is set at this moment is not true: an event that must come to them has not,
+// and is no dead letter that a person gave up. It is called while the debt is locked, and must not call it. (P12)
+func (h *history) untrue(id string) (broken []string) {
+	commits := h.server.commits // ids count up
+	i := sort.Search(len(commits), func(i int) bool { return commits[i].events[0].id > id })
+	if i == 0 {
+		return []string{fmt.Sprintf("P12: the mark of %q is that of no event", id)}
+	}
+	txn := commits[i-1]
+	e := txn.events[slices.IndexFunc(txn.events, func(e modelEvent) bool { return e.id == id })]
+	for _, sub := range h.subs {
+		must, _ := sub.due(txn.commit, e.eventType)
+		if _, had := sub.had.Load(id); must && !had {
+			broken = append(broken, fmt.Sprintf("P12: %s of %v is marked, and %s has not had it", id, txn.commit, sub.name))
+		}
+	}
+	return broken
 }
 
 // start begins another life with those subscribers that are in the configuration.
@@ -187,6 +214,7 @@ func (h *history) broken() []string {
 	var broken []string
 	complain := func(format string, args ...any) { broken = append(broken, fmt.Sprintf(format, args...)) }
 	s := h.server
+	broken = append(broken, h.marked...)
 	if s.confirmed > s.recorded {
 		complain("P2: confirmed %v is above the recorded %v", s.confirmed, s.recorded)
 	}
@@ -285,6 +313,7 @@ func TestModel_findsPlantedBugs(t *testing.T) {
 		"reads backwards":   {readsBackwards: true},
 		"takes ids":         {takesIDs: true},
 		"forgets who left":  {forgetsLeavers: true},
+		"marks too early":   {marksWhatIsOwed: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -36,6 +36,7 @@ type modelServer struct {
 	recorded  event.LSN         // walpost.slots.confirmed
 	known     map[string]stored // walpost.subscribers
 	debt      *debttest.Memory
+	onMark    func(event.Identity) // of each mark
 	ids       int
 	used      int          // event ids since they began at 1 the last time
 	refuse    int          // so many writes of marks and positions fail
@@ -80,6 +81,7 @@ type modelSubscriber struct {
 	bad      map[string]bool // keys that it refuses
 	got      []string        // ids, in the order of their effects
 	lives    []int           // where in got the lives of the relay begin
+	had      sync.Map        // ids that it has got, for who must not take mu
 	keys     map[string]string
 	busy     map[string]bool // keys in a call: never two at once
 	over     []string        // broken promises
@@ -170,6 +172,7 @@ func (m *modelSubscriber) handle(ctx context.Context, alive func() bool, d subsc
 	defer m.mu.Unlock()
 	m.got = append(m.got, d.OccurredAt)
 	m.keys[d.OccurredAt] = d.Key
+	m.had.Store(d.OccurredAt, true)
 	return nil
 }
 
@@ -316,6 +319,10 @@ func (l modelLedger) write(_ context.Context, finished []*ack.Entry, confirm eve
 		return 0, errFull
 	}
 	for _, e := range finished {
+		if l.plant.marksWhatIsOwed {
+			l.process.server.onMark(e.Event.Identity())
+			continue
+		}
 		l.process.server.debt.Mark(e.Event, e.Attempts)
 	}
 	if at != nil {
@@ -343,12 +350,13 @@ func (modelLedger) lockedBy(context.Context, debt.LockedRow) (string, error) { r
 
 // plant is a bug that the model has to find.
 type plant struct {
-	confirmsTooFar bool
-	forgetsRecord  bool
-	readsBackwards bool
-	takesIDs       bool // for identities
-	forgetsLeavers bool
-	forgetsOpen    bool // marks what is open
+	confirmsTooFar  bool
+	forgetsRecord   bool
+	readsBackwards  bool
+	takesIDs        bool // for identities
+	forgetsLeavers  bool
+	forgetsOpen     bool // marks what is open
+	marksWhatIsOwed bool
 }
 
 // startPositions is Relay.startPositions without Postgres.
