@@ -86,6 +86,7 @@ func TestSoak_outageHoldsWALUpToTheBudgetAndLosesNothing(t *testing.T) {
 		t.Errorf("%d deliveries were repeated although nothing was killed", got)
 	}
 	relay.Stop()
+	endByLosingTheSlot(t, db, options)
 }
 
 // The same with a relay that is killed every few seconds, before and after the subscriber comes back.
@@ -119,4 +120,5 @@ func TestSoak_outageWithKillsLosesNothingAndKeepsOrder(t *testing.T) {
 	wantOrder(t, db)
 	relay.Stop()
 	t.Logf("%d kills, %d events for three subscribers, %d deliveries again", n, db.Int(`SELECT count(*) FROM outbox`), repeats(db))
+	endByLosingTheSlot(t, db, options)
 }

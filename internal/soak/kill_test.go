@@ -53,6 +53,11 @@ func TestSoak_relayKilledAtAnyMomentHasEveryEffectOnce(t *testing.T) {
 	if got := testprogram.StillToCome(t, db); got != 0 {
 		t.Errorf("after the clean stop in the end the server would send %d events again", got)
 	}
+	dropSlot(t, db)
+	relay = startRelay(t, db) // repairs from the table: what is not marked comes again, what is marked never
+	testprogram.AwaitIdle(t, db, relay.AwaitStreaming())
+	testprogram.AwaitEffects(t, db)
+	relay.Stop()
 	t.Logf("%d kills, %d completions", n, db.Int(`SELECT count(*) FROM outbox`))
 }
 

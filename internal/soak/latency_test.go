@@ -90,6 +90,7 @@ func underLoad(t *testing.T, db *testdb.DB, o relayOptions) latency {
 	wantAll(t, db, o.subscribers...)
 	wantOrder(t, db)
 	relay.Stop()
+	endByLosingTheSlot(t, db, o)
 	return measured
 }
 

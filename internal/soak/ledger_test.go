@@ -15,6 +15,7 @@ import (
 	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/subscriber"
 	"github.com/backendstart/walpost/internal/testdb"
+	"github.com/backendstart/walpost/internal/testprogram"
 )
 
 // ledger is a subscriber that writes what it is given into a table, and looks in another table for how it
@@ -28,7 +29,7 @@ type ledger struct {
 
 const ledgerTables = `
 	CREATE SCHEMA soak;
-	CREATE UNLOGGED TABLE soak.ledger (n bigserial, subscriber text NOT NULL, event_id text NOT NULL, replay boolean NOT NULL);
+	CREATE UNLOGGED TABLE soak.ledger (n bigserial, subscriber text NOT NULL, event_id text NOT NULL, occurrence text NOT NULL, replay boolean NOT NULL);
 	CREATE UNLOGGED TABLE soak.control (subscriber text PRIMARY KEY, behaviour text NOT NULL)`
 
 func (l *ledger) Name() string      { return l.name }
@@ -72,16 +73,17 @@ func (l *ledger) HandleBatch(ctx context.Context, deliveries []subscriber.Delive
 			}
 		}
 	}
-	var ids []string
+	var ids, occurrences []string
 	var replays []bool
 	for i, d := range deliveries {
 		if refused[i] == nil {
-			ids, replays = append(ids, d.ID), append(replays, d.Replay)
+			ids, occurrences, replays = append(ids, d.ID), append(occurrences, d.Occurrence), append(replays, d.Replay)
 		}
 	}
 	_, err = l.pool.Exec(ctx, `
-		INSERT INTO soak.ledger (subscriber, event_id, replay)
-		SELECT $1, id, replay FROM unnest($2::text[], $3::bool[]) WITH ORDINALITY AS e (id, replay, i) ORDER BY i`, l.name, ids, replays)
+		INSERT INTO soak.ledger (subscriber, event_id, occurrence, replay)
+		SELECT $1, id, occurrence, replay
+		FROM unnest($2::text[], $3::text[], $4::bool[]) WITH ORDINALITY AS e (id, occurrence, replay, i) ORDER BY i`, l.name, ids, occurrences, replays)
 	if err != nil {
 		return fmt.Errorf("write ledger of %s: %w", l.name, err)
 	}
@@ -192,3 +194,45 @@ const insertEvents = `
 	SELECT format('%s-%s', $1::int, n), 'soak.written', format('key-%s-%s', $1::int, n % $4::int),
 	       jsonb_build_object('n', n, 'text', repeat('x', 40))
 	FROM generate_series($2::int, $2::int + $3::int - 1) AS n`
+
+// endByLosingTheSlot ends a soak whose relay has stopped: the slot is dropped, one more event is written, and a relay
+// repairs the gap from the table. It sends what is not marked, so a mark that is not true is a lost event, and an event
+// that was had and is not marked comes again. Then each subscriber's ledger is compared with the outbox, and the marks
+// with the ledgers.
+func endByLosingTheSlot(t *testing.T, db *testdb.DB, o relayOptions) {
+	t.Helper()
+	dropSlot(t, db)
+	came := make(map[string]int64)
+	for _, name := range o.subscribers {
+		behave(db, name, "ok")
+		came[name] = db.Int(`SELECT count(*) FROM soak.ledger WHERE subscriber = $1`, name)
+	}
+	open := db.Int(`SELECT count(*) FROM outbox WHERE published_at IS NULL`)
+	owed := db.Int(`SELECT count(*) FROM walpost.owed WHERE state = 'waiting'`)
+	db.Exec(`INSERT INTO outbox (event_id, event_type, partition_key, payload) VALUES ('after-the-slot-was-lost', 'soak.written', 'the-last-key', '{}')`)
+	relay := startLedgers(t, db, o)
+	relay.AwaitStreaming()
+	testprogram.AwaitPublished(t, db, 10*time.Minute)
+	relay.Stop()
+	wantAll(t, db, o.subscribers...)
+	wantOrder(t, db)
+	wantMarks(t, db, o.subscribers...)
+	for _, name := range o.subscribers {
+		if got, most := db.Int(`SELECT count(*) FROM soak.ledger WHERE subscriber = $1`, name)-came[name], open+owed+1; got > most {
+			t.Errorf("%s: %d deliveries after the slot was lost, and %d rows were not marked, %d deliveries owed", name, got, open, owed)
+		}
+	}
+}
+
+// wantMarks checks that a row which is marked has come to each ledger.
+func wantMarks(t *testing.T, db *testdb.DB, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		untrue := db.Int(`
+			SELECT count(*) FROM outbox o WHERE published_at IS NOT NULL
+			AND NOT EXISTS (SELECT FROM soak.ledger l WHERE l.subscriber = $1 AND l.event_id = o.event_id)`, name)
+		if untrue != 0 {
+			t.Errorf("%d rows are marked, and %s has not had them", untrue, name)
+		}
+	}
+}

@@ -55,6 +55,7 @@ func TestSoak_hugeTransactionPassesInBoundedMemory(t *testing.T) {
 	if got := repeats(db); got != 0 {
 		t.Errorf("%d deliveries were repeated", got)
 	}
+	endByLosingTheSlot(t, db, relayOptions{subscribers: []string{"only"}})
 }
 
 func TestSoak_hugeDebtPassesInBoundedMemory(t *testing.T) {
@@ -93,4 +94,5 @@ func TestSoak_hugeDebtPassesInBoundedMemory(t *testing.T) {
 	if got := repeats(db); got != 0 {
 		t.Errorf("%d deliveries were repeated although nothing was killed", got)
 	}
+	endByLosingTheSlot(t, db, options)
 }

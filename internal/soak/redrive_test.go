@@ -18,10 +18,11 @@ func TestSoak_poisonedKeyIsRedrivenInOrderAndPausesNoOther(t *testing.T) {
 	db := testdb.New(t)
 	withLedgers(db, "only")
 	// Each event is refused three times before it is a dead letter; behind it the others of its key wait.
-	relay := startLedgers(t, db, relayOptions{
+	options := relayOptions{
 		subscribers: []string{"only"},
 		each:        "after_dead_letter: block_key, max_attempts: 3, stall_after: 2s, retry: {initial: 100ms, max: 1s}",
-	})
+	}
+	relay := startLedgers(t, db, options)
 	ops := relay.AwaitStreaming()
 	stop := until(func(ctx context.Context) { insert(ctx, t, db, 0, 1, 500) })
 	defer stop()
@@ -63,4 +64,5 @@ func TestSoak_poisonedKeyIsRedrivenInOrderAndPausesNoOther(t *testing.T) {
 	}
 	t.Logf("commit to handled before: %s; of the other keys while one is poisoned: %s", before.latency(), poisoned.latency())
 	relay.Stop()
+	endByLosingTheSlot(t, db, options)
 }

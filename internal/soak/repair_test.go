@@ -45,7 +45,8 @@ func TestSoak_slotIsLostOverAndOverUnderLoad(t *testing.T) {
 		behave(db, name, "ok")
 	}
 	db.Exec(`CREATE TABLE soak.keys AS SELECT 'key-' || n AS key FROM generate_series(1, $1) n`, lockedKeys)
-	relay := startLedgers(t, db, relayOptions{subscribers: names, each: "batch: 100, concurrency: 4"})
+	options := relayOptions{subscribers: names, each: "batch: 100, concurrency: 4"}
+	relay := startLedgers(t, db, options)
 	relay.AwaitStreaming()
 
 	stop := until(func(ctx context.Context) { writeLocked(ctx, t, db) })
@@ -80,6 +81,7 @@ func TestSoak_slotIsLostOverAndOverUnderLoad(t *testing.T) {
 		db.Int(`SELECT count(*) FROM outbox`), repeats(db),
 		db.Text(`SELECT round(percentile_cont(0.5) WITHIN GROUP (ORDER BY (what->>'took_seconds')::float)::numeric, 3)::text FROM walpost.audit WHERE action = 'repair'`),
 		db.Text(`SELECT round(max((what->>'took_seconds')::numeric), 3)::text FROM walpost.audit WHERE action = 'repair'`))
+	endByLosingTheSlot(t, db, options)
 }
 
 // writeLocked writes until ctx ends. While the server is away a write fails: whether it committed is told by

@@ -77,5 +77,6 @@ func underReplay(t *testing.T, n int, replay bool) map[string]latency {
 		t.Errorf("%d replayed deliveries of %d different events to the one and %d to all, want %d", came, different, all, want)
 	}
 	relay.Stop()
+	endByLosingTheSlot(t, db, options)
 	return measured
 }

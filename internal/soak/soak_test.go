@@ -70,6 +70,8 @@ type relayOptions struct {
 	top         string // keys of the file, a line each
 	subscribers []string
 	each        string // options of every subscriber, as in {a: b, c: d}
+	// more are further options of one subscriber, beginning with a comma; nil for none.
+	more func(name string) string
 }
 
 // startLedgers starts a relay whose subscribers are ledgers, and does not wait until it streams.
@@ -81,7 +83,11 @@ func startLedgers(t *testing.T, db *testdb.DB, o relayOptions) *testprogram.Proc
 	}
 	text := o.top + "\nsubscribers:\n"
 	for _, name := range o.subscribers {
-		text += fmt.Sprintf("  - {name: %s, kind: ledger, %s}\n", name, strings.TrimSpace(o.each))
+		more := ""
+		if o.more != nil {
+			more = o.more(name)
+		}
+		text += fmt.Sprintf("  - {name: %s, kind: ledger, %s%s}\n", name, strings.TrimSpace(o.each), more)
 	}
 	file := filepath.Join(t.TempDir(), "walpost.yaml")
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {

@@ -52,4 +52,5 @@ func TestSoak_cleanStopsLoseNothingAndRepeatNothing(t *testing.T) {
 		t.Errorf("after the last clean stop the server would send %d events again", got)
 	}
 	t.Logf("%d stops, the longest took %s; %d events", n, longest.Round(time.Millisecond), db.Int(`SELECT count(*) FROM outbox`))
+	endByLosingTheSlot(t, db, options)
 }

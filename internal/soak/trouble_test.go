@@ -1,0 +1,312 @@
+//go:build soak
+
+package soak
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/backendstart/walpost/internal/testdb"
+	"github.com/backendstart/walpost/internal/testprogram"
+)
+
+// Rounds of random trouble: in each some of everything that can go wrong happens at the same time, under load. What
+// committed is noted in a table of its own, in the transaction of the event, because the outbox is truncated and its
+// ids are used again: an event is its id and the time of its row.
+
+const troubleTables = `
+	CREATE TABLE soak.committed (seq bigserial PRIMARY KEY, event_id text NOT NULL, created_at timestamptz NOT NULL, event_type text NOT NULL, key text NOT NULL);
+	CREATE SEQUENCE soak.ids;
+	CREATE TABLE soak.keys AS SELECT 'key-' || n AS key FROM generate_series(1, 20) n;
+	CREATE TABLE soak.byhand (subscriber text NOT NULL, event_id text NOT NULL, occurrence text NOT NULL, discarded boolean NOT NULL)`
+
+// insertTrouble locks the key first, so that within a key the order of seq and id is that of the commits.
+const insertTrouble = `
+	WITH locked AS MATERIALIZED (SELECT key FROM soak.keys WHERE key = $1 FOR UPDATE),
+	new AS (
+		INSERT INTO outbox (event_id, event_type, partition_key, payload, created_at)
+		SELECT 'e' || nextval('soak.ids'), $2, key, '{}', clock_timestamp() FROM locked
+		RETURNING event_id, created_at, event_type, partition_key)
+	INSERT INTO soak.committed (event_id, created_at, event_type, key) SELECT * FROM new`
+
+// troubles is one run.
+type troubles struct {
+	*rand.Rand
+	t       *testing.T
+	db      *testdb.DB
+	relay   *testprogram.Process
+	names   []string // in the configuration
+	joined  []string // of them those that began with all rows, and want rare events only
+	left    map[string]int64
+	counts  map[string]int
+	command func(args ...string) string
+}
+
+func (r *troubles) options() relayOptions {
+	return relayOptions{
+		top:         "wal_budget: 1MiB\nsources: [{name: lessons, table: public.outbox, mark: auto, rows: shared}]",
+		subscribers: r.names,
+		each:        "max_attempts: 4, stall_after: 1s, retry: {initial: 50ms, max: 500ms}, timeout: 2s",
+		more: func(name string) string {
+			if slices.Contains(r.joined, name) {
+				return `, from: beginning, events: ["soak.rare"]`
+			}
+			return ""
+		},
+	}
+}
+
+func (r *troubles) start() { r.relay = startLedgers(r.t, r.db, r.options()) }
+
+func (r *troubles) restart() {
+	r.relay.Kill()
+	r.start()
+}
+
+func (r *troubles) some() string { return r.names[r.IntN(len(r.names))] }
+
+// ways are what can happen in a round.
+func (r *troubles) ways() map[string]func() {
+	return map[string]func(){
+		"kill": func() { r.restart() },
+		"stop": func() { r.relay.Stop(); r.start() },
+		"cut": func() {
+			r.db.Exec(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'walpost%' AND pid <> pg_backend_pid()`)
+		},
+		"lost slot": func() { dropSlot(r.t, r.db) },
+		"forged position": func() {
+			r.db.Exec(`UPDATE walpost.subscribers SET secured_commit = 'FFFF/0' WHERE slot = $1 AND name = $2`, r.db.Name, r.some())
+			r.restart()
+		},
+		"ids again": r.truncate,
+		"moods": func() {
+			behave(r.db, r.some(), []string{"down", "hang", "slow 300ms", "refuse key-" + strconv.Itoa(1+r.IntN(20)), "ok"}[r.IntN(5)])
+		},
+		"all well": r.allWell,
+		"newcomer": func() {
+			if len(r.joined) < 3 {
+				name := fmt.Sprintf("late%d", len(r.joined))
+				behave(r.db, name, "ok")
+				r.names, r.joined = append(r.names, name), append(r.joined, name)
+				r.restart()
+			}
+		},
+		"leaver": func() {
+			if i := slices.Index(r.names, "leaver"); i >= 0 && r.IntN(3) == 0 {
+				r.relay.Kill()
+				r.names = slices.Delete(slices.Clone(r.names), i, i+1)
+				// What committed by now was committed before it left; what the writers commit meanwhile is not asked for.
+				r.left["leaver"] = r.db.Int(`SELECT coalesce(max(seq), 0) FROM soak.committed`)
+				r.start()
+			}
+		},
+		"owed add": func() {
+			name := r.some()
+			r.db.Exec(`WITH e AS (SELECT event_id, created_at FROM outbox ORDER BY random() LIMIT 1)
+				INSERT INTO soak.byhand SELECT $1, event_id, created_at::text, false FROM e`, name)
+			if id := r.lastByHand(); id != "" {
+				r.command("owed", "add", id, "--subscriber="+name, "--why=trouble")
+			}
+		},
+		"redrive": func() { r.dead(r.some(), "redrive", false) },
+		"discard": func() { r.dead(r.some(), "discard", true) },
+		"replay": func() {
+			r.command("replay", r.some(), "--since=1m", "--why=trouble", "--yes")
+		},
+		"locked rows": func() {
+			seconds := 1 + r.IntN(3)
+			go func() { // a session that looks at rows and takes its time
+				_, _ = r.db.Pool.Exec(context.Background(), fmt.Sprintf(`
+					WITH l AS MATERIALIZED (SELECT id FROM outbox WHERE published_at IS NULL LIMIT 50 FOR UPDATE SKIP LOCKED)
+					SELECT pg_sleep(%d), count(*) FROM l`, seconds))
+			}()
+		},
+	}
+}
+
+func (r *troubles) allWell() {
+	for _, name := range r.names {
+		behave(r.db, name, "ok")
+	}
+}
+
+func (r *troubles) lastByHand() string {
+	return r.db.Text(`SELECT coalesce((SELECT event_id FROM soak.byhand ORDER BY ctid DESC LIMIT 1), '')`)
+}
+
+// dead lets a person redrive or discard the oldest dead letter of a subscriber, and notes it: a later event of its key
+// may have come before it.
+func (r *troubles) dead(name, what string, discarded bool) {
+	before := r.db.Int(`SELECT count(*) FROM soak.byhand`)
+	r.db.Exec(`INSERT INTO soak.byhand
+		SELECT subscriber, event_id, occurrence, $2 FROM walpost.owed WHERE state = 'dead' AND subscriber = $1 ORDER BY commit_lsn, ordinal LIMIT 1`, name, discarded)
+	if r.db.Int(`SELECT count(*) FROM soak.byhand`) > before {
+		r.command("owed", what, r.lastByHand(), "--subscriber="+name, "--state=dead", "--why=trouble", "--yes")
+	}
+}
+
+// truncate empties the outbox and lets its ids begin again, once each row was had by each subscriber or is owed to it:
+// else it would be the person who truncates that loses the event.
+func (r *troubles) truncate() {
+	r.allWell()
+	testprogram.Within(r.t, 2*time.Minute, "the outbox to be had by all", func() bool {
+		tx, err := r.db.Pool.Begin(r.t.Context())
+		if err != nil {
+			return false
+		}
+		defer func() { _ = tx.Rollback(context.Background()) }()
+		var open int64
+		if _, err := tx.Exec(r.t.Context(), `LOCK TABLE outbox IN ACCESS EXCLUSIVE MODE`); err != nil {
+			return false
+		}
+		err = tx.QueryRow(r.t.Context(), `
+			SELECT count(*) FROM outbox o WHERE published_at IS NULL AND NOT EXISTS (
+				SELECT FROM walpost.owed w WHERE w.event_id = o.event_id AND w.state = 'dead' AND w.occurrence::timestamptz = o.created_at)`).Scan(&open)
+		if err != nil || open > 0 {
+			return false
+		}
+		if _, err := tx.Exec(r.t.Context(), `TRUNCATE outbox RESTART IDENTITY`); err != nil {
+			return false
+		}
+		if _, err := tx.Exec(r.t.Context(), `SELECT setval('soak.ids', 1, false)`); err != nil {
+			return false
+		}
+		return tx.Commit(r.t.Context()) == nil
+	})
+}
+
+func TestSoak_roundsOfRandomTroubleLoseNothing(t *testing.T) {
+	seed := rand.Uint64()
+	if text := os.Getenv("WALPOST_SEED"); text != "" {
+		var err error
+		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Logf("seed %d: WALPOST_SEED repeats the choices", seed)
+	db := ownServer(t)
+	r := &troubles{Rand: rand.New(rand.NewPCG(seed, 1)), t: t, db: db, names: []string{"one", "two", "leaver"},
+		left: make(map[string]int64), counts: make(map[string]int)}
+	db.Exec(strings.ReplaceAll(ledgerTables, "UNLOGGED", ""))
+	db.Exec(troubleTables)
+	for _, name := range r.names {
+		behave(db, name, "ok")
+	}
+	binary := testprogram.Binary(t)
+	r.command = func(args ...string) string {
+		command := exec.CommandContext(t.Context(), binary, append(args, "--slot="+db.Name)...)
+		command.Env = append(os.Environ(), "WALPOST_DATABASE_URL="+db.DSN)
+		out, _ := command.CombinedOutput() // that nothing is found is an answer, too
+		return string(out)
+	}
+	r.start()
+	r.relay.AwaitStreaming()
+	var written atomic.Int64
+	stop := until(func(ctx context.Context) {
+		random := rand.New(rand.NewPCG(seed, 2))
+		every(ctx, 10*time.Millisecond, func() {
+			kind := []string{"soak.written", "soak.rare"}[random.IntN(5)/4]
+			if _, err := db.Pool.Exec(ctx, insertTrouble, "key-"+strconv.Itoa(1+random.IntN(20)), kind); err == nil {
+				written.Add(1)
+			}
+		})
+	})
+	defer stop()
+	ways := r.ways()
+	var names []string
+	for name := range ways {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	n := rounds(t, 100)
+	for range n {
+		for range 1 + r.IntN(4) {
+			what := names[r.IntN(len(names))]
+			r.counts[what]++
+			ways[what]()
+			testprogram.Pause(t, time.Duration(r.Int64N(int64(700*time.Millisecond))))
+		}
+	}
+	stop()
+	r.allWell()
+	for _, name := range append(slices.Clone(r.names), "leaver") {
+		testprogram.Within(t, 2*time.Minute, "no dead letter of "+name+" to be left", func() bool {
+			r.dead(name, "redrive", false)
+			return db.Int(`SELECT count(*) FROM walpost.owed WHERE state = 'dead' AND subscriber = $1`, name) == 0
+		})
+	}
+	testprogram.Within(t, 3*time.Minute, "everything to be had", func() bool { return r.unpublished() == 0 })
+	r.relay.Stop()
+	r.compare()
+	dropSlot(t, db)
+	before := db.Int(`SELECT count(*) FROM soak.ledger`)
+	r.start()
+	r.relay.AwaitStreaming()
+	testprogram.Within(t, 3*time.Minute, "everything to be had after the slot was lost", func() bool { return r.unpublished() == 0 })
+	r.relay.Stop()
+	r.compare()
+	t.Logf("%d rounds: %v; %d events, %d of the ids were used again, %d deliveries, %d again at the end", n, r.counts, written.Load(),
+		db.Int(`SELECT count(*) - count(DISTINCT event_id) FROM soak.committed`), before, db.Int(`SELECT count(*) FROM soak.ledger`)-before)
+}
+
+// unpublished counts the rows that are neither marked nor owed to one that has left.
+func (r *troubles) unpublished() int64 {
+	return r.db.Int(`
+		SELECT count(*) FROM outbox o WHERE published_at IS NULL AND NOT EXISTS (
+			SELECT FROM walpost.owed w WHERE w.event_id = o.event_id AND w.occurrence::timestamptz = o.created_at AND w.state <> 'paid' AND NOT w.subscriber = ANY($1))`, r.names) +
+		r.db.Int(`SELECT count(*) FROM walpost.owed WHERE state = 'waiting' AND subscriber = ANY($1)`, r.names)
+}
+
+// compare holds what each subscriber has had against what committed, and the marks against both.
+func (r *troubles) compare() {
+	r.t.Helper()
+	check := func(what, sql string, args ...any) {
+		if got := r.db.Int(sql, args...); got != 0 {
+			r.t.Errorf("%d %s", got, what)
+		}
+	}
+	const had = `EXISTS (SELECT FROM soak.ledger l WHERE l.subscriber = $1 AND l.event_id = c.event_id AND l.occurrence::timestamptz = c.created_at)
+		OR EXISTS (SELECT FROM soak.byhand d WHERE d.subscriber = $1 AND d.event_id = c.event_id AND d.occurrence::timestamptz = c.created_at AND d.discarded)`
+	const owed = `EXISTS (SELECT FROM walpost.owed w WHERE w.subscriber = $1 AND w.event_id = c.event_id AND w.occurrence::timestamptz = c.created_at AND w.state <> 'paid')`
+	all := slices.Clone(r.names)
+	if r.left["leaver"] > 0 {
+		all = append(all, "leaver")
+	}
+	for _, name := range all {
+		limit, kind := int64(1<<62), "%"
+		if last, ok := r.left[name]; ok {
+			limit = last
+		}
+		if slices.Contains(r.joined, name) {
+			kind = "soak.rare"
+			// It began with the rows that the table had then; those that were truncated before are not for it.
+			check(name+": rows of the table that it has not had", `
+				SELECT count(*) FROM soak.committed c JOIN outbox o ON o.event_id = c.event_id AND o.created_at = c.created_at
+				WHERE c.event_type LIKE $2 AND NOT (`+had+` OR `+owed+`)`, name, kind)
+			continue
+		}
+		check(name+": events that committed and that it neither had nor is owed",
+			`SELECT count(*) FROM soak.committed c WHERE seq <= $2 AND NOT (`+had+` OR `+owed+`)`, name, limit)
+		check(name+": rows are marked that it has not had", `
+			SELECT count(*) FROM outbox c JOIN soak.committed s ON s.event_id = c.event_id AND s.created_at = c.created_at
+			WHERE published_at IS NOT NULL AND s.seq <= $2 AND NOT (`+had+`)`, name, limit)
+		check(name+": events that came for the first time behind a later one of their key, without a person's hand", `
+			WITH came AS (
+				SELECT c.seq, c.key, min(l.n) AS n FROM soak.ledger l
+				JOIN soak.committed c ON c.event_id = l.event_id AND c.created_at = l.occurrence::timestamptz
+				WHERE l.subscriber = $1 AND NOT EXISTS (
+					SELECT FROM soak.byhand h WHERE h.subscriber = $1 AND h.event_id = l.event_id AND h.occurrence::timestamptz = l.occurrence::timestamptz)
+				GROUP BY 1, 2),
+			pairs AS (SELECT seq, n, lag(n) OVER (PARTITION BY key ORDER BY seq) AS before FROM came)
+			SELECT count(*) FROM pairs WHERE before > n`, name)
+	}
+}
