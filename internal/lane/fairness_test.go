@@ -373,6 +373,8 @@ func TestLane_retriesRideApartOnHalfOfTheSlots(t *testing.T) { // S-44
 					worst = max(worst, r.awaitEnd(id).at.Sub(begin))
 					time.Sleep(700 * time.Millisecond)
 				}
+				mu.Lock()
+				defer mu.Unlock()
 				if want := max(1, concurrency/2); most > want {
 					t.Errorf("%d calls of failing keys at once, want at most %d", most, want)
 				}

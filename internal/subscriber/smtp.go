@@ -186,10 +186,10 @@ func (n *SMTPNotifier) send(ctx context.Context, msg *mail.Msg) error {
 			return nil, err
 		}
 		context.AfterFunc(ctx, func() { _ = plain.Close() })
-		plain = &limitedConn{Conn: plain, left: maxConversation}
-		conn = plain
+		limited := &limitedConn{Conn: plain, left: maxConversation}
+		conn = limited
 		if n.implicit {
-			conn = tls.Client(plain, n.tlsConfig())
+			conn = tls.Client(limited, n.tlsConfig())
 		}
 		return conn, nil
 	}
