@@ -5,6 +5,7 @@ package soak
 import (
 	"context"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -158,6 +159,18 @@ func (r *troubles) dead(name, what string, discarded bool) {
 // else it would be the person who truncates that loses the event.
 func (r *troubles) truncate() {
 	r.allWell()
+	var names, kinds []string
+	var lasts []int64 // seq of the last event that is for them
+	for _, name := range []string{"one", "two", "leaver"} {
+		last, ok := r.left[name]
+		if !ok {
+			last = math.MaxInt64
+		}
+		names, lasts, kinds = append(names, name), append(lasts, last), append(kinds, "%")
+	}
+	for _, name := range r.joined {
+		names, lasts, kinds = append(names, name), append(lasts, math.MaxInt64), append(kinds, "soak.rare")
+	}
 	testprogram.Within(r.t, 2*time.Minute, "the outbox to be had by all", func() bool {
 		tx, err := r.db.Pool.Begin(r.t.Context())
 		if err != nil {
@@ -169,8 +182,13 @@ func (r *troubles) truncate() {
 			return false
 		}
 		err = tx.QueryRow(r.t.Context(), `
-			SELECT count(*) FROM outbox o WHERE published_at IS NULL AND NOT EXISTS (
-				SELECT FROM walpost.owed w WHERE w.event_id = o.event_id AND w.state = 'dead' AND w.occurrence::timestamptz = o.created_at)`).Scan(&open)
+			SELECT count(*) FROM outbox o JOIN soak.committed c ON c.event_id = o.event_id AND c.created_at = o.created_at
+			CROSS JOIN unnest($1::text[], $2::bigint[], $3::text[]) AS s (name, last, kind)
+			WHERE o.published_at IS NULL AND c.seq <= s.last AND c.event_type LIKE s.kind
+			AND NOT EXISTS (SELECT FROM soak.ledger l WHERE l.subscriber = s.name AND l.event_id = o.event_id AND l.occurrence::timestamptz = o.created_at)
+			AND NOT EXISTS (
+				SELECT FROM walpost.owed w WHERE w.subscriber = s.name AND w.event_id = o.event_id AND w.occurrence::timestamptz = o.created_at
+				AND w.state <> 'paid')`, names, lasts, kinds).Scan(&open)
 		if err != nil || open > 0 {
 			return false
 		}
