@@ -55,10 +55,9 @@ func TestRelay_followsToAStandbyThatIsPromoted(t *testing.T) {
 	if major(db) >= failoverSlots {
 		// Only now: the worker that copies slots looks less and less often while there is none. The copy is usable
 		// once the standby has caught up with the slot, which moves with what is confirmed.
+		conn := session(t, withHost(t, db.DSN, address(standby))+"&target_session_attrs=any")
 		for _, sql := range []string{`ALTER SYSTEM SET sync_replication_slots = on`, `SELECT pg_reload_conf()`} {
-			if _, err := reader.Exec(t.Context(), sql); err != nil {
-				t.Fatal(err)
-			}
+			mustExec(t, conn, sql)
 		}
 		n := 0
 		eventually(t, "the standby has the slot", func() bool {
