@@ -140,7 +140,7 @@ type learner struct {
 func (c *learner) complete(user, lesson int) error {
 	const body = `{"track_slug":"go-basics","lesson_slug":"channels"}`
 	c.out.Reset()
-	fmt.Fprintf(&c.out, "PUT /api/progress/lessons/%d/complete HTTP/1.1\r\nHost: bench\r\nX-User-ID: %d\r\n"+
+	fmt.Fprintf(&c.out, "PUT /api/progress/lessons/%d/complete HTTP/1.1\r\nHost: localhost\r\nX-User-ID: %d\r\n"+
 		"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", lesson, user, len(body), body)
 	if _, err := c.conn.Write(c.out.Bytes()); err != nil {
 		return fmt.Errorf("complete a lesson: %w", err)
