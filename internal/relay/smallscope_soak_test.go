@@ -2,8 +2,12 @@
 
 package relay
 
-import "testing"
+import (
+	"os"
+	"testing"
+)
 
+// largeScopes begin with the small ones, which are what a run of few rounds has.
 var largeScopes = []scope{
 	{name: "a crash, and b may leave", budget: Unlimited, crashes: 1, leaves: true, events: 3},
 	{name: "a row is owed by hand", budget: Unlimited, adds: true, events: 2},
@@ -16,7 +20,11 @@ var largeScopes = []scope{
 }
 
 func TestSoak_smallScopeKeepsThePromisesInEveryOrder(t *testing.T) {
-	for _, s := range largeScopes {
+	scopes := largeScopes
+	if os.Getenv("WALPOST_ROUNDS") != "" {
+		scopes = scopes[:2]
+	}
+	for _, s := range scopes {
 		t.Run(s.name, func(t *testing.T) {
 			t.Parallel()
 			searchAll(t, &s)
