@@ -92,9 +92,12 @@ func Blocking() *Blocker {
 // Release lets everything through, now and from now on.
 func (b *Blocker) Release() { b.once.Do(func() { close(b.released) }) }
 
-// Named changes the name and returns the fake. Call it before the fake is used.
+// Named changes the name and returns the fake. Call it before the fake is used; the same name again changes
+// nothing, so that two relays at a time can be given the same fake.
 func (f *Fake) Named(name string) *Fake {
-	f.name = name
+	if f.name != name {
+		f.name = name
+	}
 	return f
 }
 
