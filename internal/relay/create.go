@@ -2,7 +2,6 @@ package relay
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"strings"
@@ -13,13 +12,8 @@ import (
 	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/internal/store"
 	"github.com/backendstart/walpost/internal/wal"
-)
-
-// States of walpost.slots.
-const (
-	creating = "creating" // the slot may exist, but no row was taken from it yet
-	ready    = "ready"
 )
 
 // record is what walpost.slots says about the slot.
@@ -28,7 +22,7 @@ type record struct {
 	epoch       int32
 	confirmed   event.LSN
 	fingerprint string
-	state       string
+	state       store.SlotState
 	ours        bool // whether we made the slot, and may drop it
 }
 
@@ -41,21 +35,16 @@ func (rec *record) nextEpoch(system wal.System) int32 {
 }
 
 func loadRecord(ctx context.Context, pool *postgres.Pool, slot string) (*record, error) {
-	var rec record
-	var confirmed string
-	err := pool.QueryRow(ctx, `
-		SELECT system_id, timeline, epoch, confirmed::text, fingerprint, state, ours FROM walpost.slots WHERE slot = $1`, slot).
-		Scan(&rec.system.ID, &rec.system.Timeline, &rec.epoch, &confirmed, &rec.fingerprint, &rec.state, &rec.ours)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return nil, nil
+	found, err := store.ReadSlotRecord(ctx, pool, slot)
+	if err != nil || found == nil {
+		return nil, err
 	}
-	if err == nil {
-		rec.confirmed, err = event.ParseLSN(confirmed)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read what is recorded of slot %q: %w", slot, err)
-	}
-	return &rec, nil
+	return &record{wal.System{ID: found.SystemID, Timeline: found.Timeline}, found.Epoch, found.Confirmed, found.Fingerprint, found.State, found.Ours}, nil
+}
+
+// recordOf is what is to be recorded of the slot as the session found it.
+func (s *session) recordOf(slot string) store.SlotRecord {
+	return store.SlotRecord{Name: slot, SystemID: s.system.ID, Timeline: s.system.Timeline, Epoch: s.epoch, Confirmed: s.confirmed, Fingerprint: s.fingerprint}
 }
 
 // makeSlot makes the slot and records the rows that waited before it, at the first start and in a repair
@@ -122,17 +111,10 @@ func (r *Relay) begin(ctx context.Context, s *session) error {
 		if err := r.fence.Hold(ctx, tx); err != nil {
 			return err
 		}
-		_, err := tx.Exec(ctx, `
-			INSERT INTO walpost.slots (slot, system_id, timeline, epoch, fingerprint, state)
-			VALUES ($1, $2, $3, $4, $5, 'creating')
-			ON CONFLICT (slot) DO UPDATE SET system_id = excluded.system_id, timeline = excluded.timeline,
-			    epoch = excluded.epoch, fingerprint = excluded.fingerprint, state = 'creating',
-			    confirmed = '0/0', ours = true, updated_at = now()`,
-			r.Slot, s.system.ID, s.system.Timeline, s.epoch, s.fingerprint)
-		return err
+		return store.WriteCreating(ctx, tx, s.recordOf(r.Slot))
 	})
 	if err != nil {
-		return fmt.Errorf("record that slot %q is being made: %w", r.Slot, err)
+		return err
 	}
 	r.fence.Restart(0)
 	return nil
@@ -159,15 +141,8 @@ func (r *Relay) ready(ctx context.Context, s *session, fix *repair, record func(
 
 // readyTx records where the slot stands and what is published, and why there was a repair.
 func (r *Relay) readyTx(ctx context.Context, tx pgx.Tx, s *session, fix *repair, rows int64) error {
-	_, err := tx.Exec(ctx, `
-		INSERT INTO walpost.slots (slot, system_id, timeline, epoch, fingerprint, confirmed, state, ours)
-		VALUES ($1, $2, $3, $4, $5, $6::text::pg_lsn, 'ready', false)
-		ON CONFLICT (slot) DO UPDATE SET system_id = excluded.system_id, timeline = excluded.timeline,
-		    epoch = excluded.epoch, fingerprint = excluded.fingerprint, confirmed = excluded.confirmed,
-		    state = 'ready', updated_at = now()`,
-		r.Slot, s.system.ID, s.system.Timeline, s.epoch, s.fingerprint, s.confirmed.String())
-	if err != nil {
-		return fmt.Errorf("record that slot %q is ready: %w", r.Slot, err)
+	if err := store.WriteReady(ctx, tx, s.recordOf(r.Slot)); err != nil {
+		return err
 	}
 	// Once more, now that what is claimed counts: until here another slot could take it.
 	if err := r.claimTablesTx(ctx, tx, s); err != nil {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/outbox"
+	"github.com/backendstart/walpost/internal/store"
 	"github.com/backendstart/walpost/internal/wal"
 )
 
@@ -66,7 +67,7 @@ func (r *Relay) diagnose(ctx context.Context, s *session, why *changed) (*repair
 		found, _ := fix(slotKept, "slot %q was prepared by somebody else; it is used from %v on and never dropped", r.Slot, slot.Confirmed)
 		found.adopt = true
 		return found, nil
-	case rec.state == creating: // no row has been taken from it yet
+	case rec.state == store.SlotCreating: // no row has been taken from it yet
 		return fix(slotAnew, "making slot %q broke off", r.Slot)
 	case slot == nil:
 		return fix(slotAnew, "slot %q is gone", r.Slot)

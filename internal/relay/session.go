@@ -220,7 +220,7 @@ func (r *Relay) reopen(ctx context.Context, last *session) (_ *session, err erro
 		}
 	}()
 	switch {
-	case s.record == nil || s.record.state != ready || s.record.confirmed < r.tracker.Confirmed():
+	case s.record == nil || s.record.state != store.SlotReady || s.record.confirmed < r.tracker.Confirmed():
 		return nil, &changed{reason: "the database has gone back: it does not know what was recorded"}
 	case s.slot == nil:
 		return nil, &changed{reason: "the slot is gone"}

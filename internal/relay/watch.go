@@ -11,6 +11,7 @@ import (
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/internal/store"
 	"github.com/backendstart/walpost/internal/wal"
 )
 
@@ -168,11 +169,10 @@ func (r *Relay) published(ctx context.Context, tables []*outbox.Table, before, n
 		if err := r.fence.Hold(ctx, tx); err != nil {
 			return err
 		}
-		_, err := tx.Exec(ctx, `UPDATE walpost.slots SET fingerprint = $2 WHERE slot = $1 AND fingerprint = $3`, r.Slot, now, before)
-		return err
+		return store.ReplaceFingerprint(ctx, tx, r.Slot, before, now)
 	})
 	if err != nil {
-		return fmt.Errorf("record what is published: %w", err)
+		return err
 	}
 	r.Log.Info("partitions have come or gone", "slot", r.Slot)
 	return nil

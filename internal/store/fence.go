@@ -110,7 +110,7 @@ func (f *Fence) Lead(ctx context.Context, pool *postgres.Pool, holder string, re
 		}
 		// In a statement of its own: that one sees what was there when it began to wait.
 		return tx.QueryRow(ctx, `
-			SELECT `+whereSQL+`, coalesce((SELECT confirmed::text FROM walpost.slots WHERE slot = $1), '0/0')`,
+			SELECT `+whereSQL+`, `+confirmedOf+`::text`,
 			f.slot).Scan(&where, &known)
 	})
 	if err != nil {
@@ -183,7 +183,7 @@ func (f *Fence) check(ctx context.Context, db Querier, sql, slot string, row ...
 	var term int64
 	var where string
 	var behind bool
-	facts := whereSQL + `, coalesce((SELECT confirmed FROM walpost.slots WHERE slot = $1), '0/0') < $2::text::pg_lsn`
+	facts := whereSQL + `, ` + confirmedOf + ` < $2::text::pg_lsn`
 	args := append([]any{slot, ours.known.String()}, row...)
 	err := db.QueryRow(ctx, strings.Replace(sql, "%s", facts, 1), args...).Scan(&term, &where, &behind)
 	switch {

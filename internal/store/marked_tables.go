@@ -18,7 +18,7 @@ func ClaimTables(ctx context.Context, tx pgx.Tx, slot string, relations []string
 		_, err = tx.Exec(ctx, `
 			INSERT INTO walpost.marked_tables AS m (relation, slot) SELECT unnest($2::text[]), $1
 			ON CONFLICT (relation) DO UPDATE SET slot = excluded.slot
-			WHERE m.slot <> excluded.slot AND NOT EXISTS (SELECT FROM walpost.slots s WHERE s.slot = m.slot)`, slot, relations)
+			WHERE m.slot <> excluded.slot AND NOT `+SlotIsKnown(`m.slot`), slot, relations)
 	}
 	if err != nil {
 		return fmt.Errorf("record which tables slot %q marks: %w", slot, err)
@@ -29,8 +29,8 @@ func ClaimTables(ctx context.Context, tx pgx.Tx, slot string, relations []string
 // MarkedByOthers returns those of the tables that another slot marks.
 func MarkedByOthers(ctx context.Context, tx pgx.Tx, slot string, relations []string) ([]MarkedTable, error) {
 	rows, err := tx.Query(ctx, `
-		SELECT m.relation, m.slot FROM walpost.marked_tables m JOIN walpost.slots s USING (slot)
-		WHERE m.relation = ANY ($2) AND m.slot <> $1 ORDER BY 1`, slot, relations)
+		SELECT m.relation, m.slot FROM walpost.marked_tables m
+		WHERE m.relation = ANY ($2) AND m.slot <> $1 AND `+SlotIsKnown(`m.slot`)+` ORDER BY 1`, slot, relations)
 	if err != nil {
 		return nil, fmt.Errorf("look which slots mark the tables: %w", err)
 	}

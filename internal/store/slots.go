@@ -1,0 +1,196 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/backendstart/walpost/internal/event"
+)
+
+// SlotState is how far a slot has come.
+type SlotState string
+
+// The states of a slot.
+const (
+	SlotCreating SlotState = "creating" // it may exist, but no row was taken from it yet
+	SlotReady    SlotState = "ready"
+)
+
+// SlotRecord is a row of walpost.slots: what the relay knows about its replication slot.
+type SlotRecord struct {
+	Name string
+	// SystemID and Timeline name the server that the slot was read from.
+	SystemID string
+	Timeline int32
+	Epoch    int32
+	// Confirmed is recorded before it is sent: a replication slot beyond it was moved by another program.
+	Confirmed   event.LSN
+	Fingerprint string // what was published when the relay last compared it
+	State       SlotState
+	Ours        bool // the relay made the replication slot, and may drop it
+}
+
+// ReadSlotRecord returns what is recorded of a slot, nil if nothing is.
+func ReadSlotRecord(ctx context.Context, q Querier, name string) (*SlotRecord, error) {
+	slot := SlotRecord{Name: name}
+	var confirmed string
+	err := q.QueryRow(ctx, `
+		SELECT system_id, timeline, epoch, confirmed::text, fingerprint, state, ours FROM walpost.slots WHERE slot = $1`, name).
+		Scan(&slot.SystemID, &slot.Timeline, &slot.Epoch, &confirmed, &slot.Fingerprint, &slot.State, &slot.Ours)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, nil
+	}
+	if err == nil {
+		slot.Confirmed, err = event.ParseLSN(confirmed)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read what is recorded of slot %q: %w", name, err)
+	}
+	return &slot, nil
+}
+
+// HasSlots reports whether the schema walpost has the table of slots.
+func HasSlots(ctx context.Context, q Querier) (there bool, err error) {
+	err = q.QueryRow(ctx, `SELECT pg_catalog.to_regclass('walpost.slots') IS NOT NULL`).Scan(&there)
+	return there, err
+}
+
+// WriteCreating records that a slot of ours is being made: a creation that breaks off is then known to be one. Of slot
+// it takes the server, the epoch and the fingerprint.
+func WriteCreating(ctx context.Context, tx pgx.Tx, slot SlotRecord) error {
+	_, err := tx.Exec(ctx, `
+		INSERT INTO walpost.slots (slot, system_id, timeline, epoch, fingerprint, state)
+		VALUES ($1, $2, $3, $4, $5, 'creating')
+		ON CONFLICT (slot) DO UPDATE SET system_id = excluded.system_id, timeline = excluded.timeline,
+		    epoch = excluded.epoch, fingerprint = excluded.fingerprint, state = 'creating',
+		    confirmed = '0/0', ours = true, updated_at = pg_catalog.now()`,
+		slot.Name, slot.SystemID, slot.Timeline, slot.Epoch, slot.Fingerprint)
+	if err != nil {
+		return fmt.Errorf("record that slot %q is being made: %w", slot.Name, err)
+	}
+	return nil
+}
+
+// WriteReady records where a slot stands and what is published. One of which nothing was recorded was made by someone
+// else, and is not ours.
+func WriteReady(ctx context.Context, tx pgx.Tx, slot SlotRecord) error {
+	_, err := tx.Exec(ctx, `
+		INSERT INTO walpost.slots (slot, system_id, timeline, epoch, fingerprint, confirmed, state, ours)
+		VALUES ($1, $2, $3, $4, $5, $6::text::pg_lsn, 'ready', false)
+		ON CONFLICT (slot) DO UPDATE SET system_id = excluded.system_id, timeline = excluded.timeline,
+		    epoch = excluded.epoch, fingerprint = excluded.fingerprint, confirmed = excluded.confirmed,
+		    state = 'ready', updated_at = pg_catalog.now()`,
+		slot.Name, slot.SystemID, slot.Timeline, slot.Epoch, slot.Fingerprint, slot.Confirmed.String())
+	if err != nil {
+		return fmt.Errorf("record that slot %q is ready: %w", slot.Name, err)
+	}
+	return nil
+}
+
+// ReplaceFingerprint records what is published, if before is what is recorded.
+func ReplaceFingerprint(ctx context.Context, tx pgx.Tx, slot, before, now string) error {
+	_, err := tx.Exec(ctx, `UPDATE walpost.slots SET fingerprint = $2 WHERE slot = $1 AND fingerprint = $3`, slot, now, before)
+	if err != nil {
+		return fmt.Errorf("record what is published for slot %q: %w", slot, err)
+	}
+	return nil
+}
+
+// RaiseConfirmed records a position; it never goes back. Once that is committed, the server may be told.
+func RaiseConfirmed(ctx context.Context, tx pgx.Tx, slot string, confirmed event.LSN) error {
+	tag, err := tx.Exec(ctx, `
+		UPDATE walpost.slots SET confirmed = greatest(confirmed, $2::text::pg_lsn), updated_at = pg_catalog.now()
+		WHERE slot = $1`, slot, confirmed.String())
+	if err != nil {
+		return fmt.Errorf("record %v as confirmed of slot %q: %w", confirmed, slot, err)
+	}
+	if tag.RowsAffected() == 0 {
+		return fmt.Errorf("record %v as confirmed of slot %q: its row in walpost.slots is gone; restart walpost", confirmed, slot)
+	}
+	return nil
+}
+
+// SlotEpoch is the epoch of a slot, 1 where nothing is recorded of it.
+func SlotEpoch(ctx context.Context, q Querier, slot string) (epoch int32, err error) {
+	err = q.QueryRow(ctx, `SELECT coalesce((SELECT epoch FROM walpost.slots WHERE slot = $1), 1)`, slot).Scan(&epoch)
+	if err != nil {
+		return 0, fmt.Errorf("read the epoch of slot %q: %w", slot, err)
+	}
+	return epoch, nil
+}
+
+// PassedBySlot is a condition: the slot whose name is the first expression has the position behind it that the second
+// expression gives as a row (epoch, commit LSN). The server never sends again what committed below the confirmed
+// position. (docs/postgres.md §1)
+func PassedBySlot(slot, position string) string {
+	return `EXISTS (SELECT FROM walpost.slots k WHERE k.slot = ` + slot + ` AND ` + position + ` < (k.epoch, k.confirmed))`
+}
+
+// SlotIsKnown is a condition: something is recorded of the slot whose name is the expression.
+func SlotIsKnown(slot string) string {
+	return `EXISTS (SELECT FROM walpost.slots k WHERE k.slot = ` + slot + `)`
+}
+
+// confirmedOf is what is recorded as confirmed of the slot that is argument $1, as pg_lsn.
+const confirmedOf = `coalesce((SELECT k.confirmed FROM walpost.slots k WHERE k.slot = $1), '0/0')`
+
+// FindDoubtConfirmed says why what is recorded as confirmed of a slot cannot be true, "" if it can.
+func FindDoubtConfirmed(ctx context.Context, q Querier, slot string) (doubt string, err error) {
+	err = q.QueryRow(ctx, `SELECT coalesce(`+DoubtConfirmed+`, '') FROM walpost.slots k WHERE k.slot = $1`, slot).Scan(&doubt)
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return "", fmt.Errorf("read what is confirmed of slot %q: %w", slot, err)
+	}
+	return doubt, nil
+}
+
+// CountUncleanStart notes that a process begins to use a slot. It returns how many have done so before and not ended
+// cleanly, and what the last of them had in hand, in JSON; nil for nothing.
+func CountUncleanStart(ctx context.Context, tx pgx.Tx, slot string) (before int, inHand json.RawMessage, err error) {
+	err = tx.QueryRow(ctx, `
+		UPDATE walpost.slots SET unclean_starts = unclean_starts + 1 WHERE slot = $1
+		RETURNING unclean_starts - 1, suspect`, slot).Scan(&before, (*[]byte)(&inHand))
+	if errors.Is(err, pgx.ErrNoRows) {
+		return 0, nil, nil
+	}
+	if err != nil {
+		return 0, nil, fmt.Errorf("count a start with slot %q: %w", slot, err)
+	}
+	return before, inHand, nil
+}
+
+// WriteInHand notes the delivery that is in hand in safe mode, in JSON; nil is none.
+func WriteInHand(ctx context.Context, tx pgx.Tx, slot string, inHand json.RawMessage) error {
+	var text *string
+	if inHand != nil {
+		text = new(string)
+		*text = string(inHand)
+	}
+	if _, err := tx.Exec(ctx, `UPDATE walpost.slots SET suspect = $2::jsonb WHERE slot = $1`, slot, text); err != nil {
+		return fmt.Errorf("write down the event in hand at slot %q: %w", slot, err)
+	}
+	return nil
+}
+
+// RenameInHand gives the subscriber of the delivery in hand another name.
+func RenameInHand(ctx context.Context, tx pgx.Tx, slot, before, now string) error {
+	_, err := tx.Exec(ctx, `
+		UPDATE walpost.slots SET suspect = pg_catalog.jsonb_set(suspect, '{subscriber}', pg_catalog.to_jsonb($3::text))
+		WHERE slot = $1 AND suspect->>'subscriber' = $2`, slot, before, now)
+	if err != nil {
+		return fmt.Errorf("rename the subscriber of the event in hand at slot %q: %w", slot, err)
+	}
+	return nil
+}
+
+// ForgetStarts notes that a process ended as it was told to, or has lived long enough for its end to say nothing.
+func ForgetStarts(ctx context.Context, tx pgx.Tx, slot string) error {
+	_, err := tx.Exec(ctx, `UPDATE walpost.slots SET unclean_starts = 0, suspect = NULL WHERE slot = $1`, slot)
+	if err != nil {
+		return fmt.Errorf("forget the starts with slot %q: %w", slot, err)
+	}
+	return nil
+}
