@@ -2,7 +2,7 @@
 
 GOLANGCI := 2.15.0
 # The longest first, so that it does not run alone at the end.
-PKG      ?= ./internal/relay ./internal/app ./...
+PKG      ?= ./internal/relay ./internal/cli ./...
 ARGS     ?=
 VERSIONS ?= 14 15 16 17 18
 

@@ -7,7 +7,7 @@ import (
 	"os/signal"
 	"syscall"
 
-	"github.com/backendstart/walpost/internal/app"
+	"github.com/backendstart/walpost/internal/cli"
 )
 
 func main() {
@@ -15,7 +15,7 @@ func main() {
 	// The first signal is a soft stop. After it signals do again what they do to every program, so a
 	// second one ends this at once.
 	context.AfterFunc(ctx, stop)
-	os.Exit(app.Main(ctx, app.Process{
+	os.Exit(cli.Main(ctx, cli.Process{
 		Args:   os.Args[1:],
 		Lookup: os.LookupEnv,
 		Stdin:  os.Stdin,

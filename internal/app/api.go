@@ -20,8 +20,8 @@ import (
 // drainAPI is how long requests may go on after a stop: longer than any of them is allowed to take.
 const drainAPI = 15 * time.Second
 
-// runAPI serves the completions API until ctx ends.
-func runAPI(ctx context.Context, database config.Database, options config.API, log *slog.Logger) error {
+// RunAPI serves the completions API until ctx ends.
+func RunAPI(ctx context.Context, database config.Database, options config.API, log *slog.Logger) error {
 	listener, err := listen(ctx, "api-listen", options.APIListen)
 	if err != nil {
 		return err
@@ -29,11 +29,11 @@ func runAPI(ctx context.Context, database config.Database, options config.API, l
 	defer listener.Close()
 	auth, err := newAuth(ctx, options, nil, log) // before the database: who mends one mistake sees the next
 	if err != nil {
-		return unlessStopped(ctx, err)
+		return UnlessStopped(ctx, err)
 	}
-	pool, err := openDatabase(ctx, database.DatabaseURL, "walpost/api", migrations.Lessons)
+	pool, err := OpenDatabase(ctx, database.DatabaseURL, "walpost/api", migrations.Lessons)
 	if err != nil {
-		return unlessStopped(ctx, err)
+		return UnlessStopped(ctx, err)
 	}
 	defer closePools(pool)
 	collectSeldom()
@@ -59,7 +59,7 @@ func newAPI(auth httpapi.Auth, pool *postgres.Pool, registry prometheus.Register
 		Auth:     auth,
 		Ready:    func(ctx context.Context) error { return migrations.Check(ctx, pool, migrations.Lessons) },
 		Log:      log,
-		Version:  version(),
+		Version:  Version(),
 		Registry: registry,
 	})
 	return &httpapi.Server{Handler: handler, Drain: drainAPI, Log: log}
@@ -77,8 +77,8 @@ func newAuth(ctx context.Context, options config.API, registry prometheus.Regist
 	return auth, config.Invalid(err)
 }
 
-// openDatabase connects once, so that a server that is away is known now, and compares the schema.
-func openDatabase(ctx context.Context, dsn config.Secret, application string, sets ...migrations.Set) (*postgres.Pool, error) {
+// OpenDatabase connects once, so that a server that is away is known now, and compares the schema.
+func OpenDatabase(ctx context.Context, dsn config.Secret, application string, sets ...migrations.Set) (*postgres.Pool, error) {
 	pool, err := postgres.Open(ctx, dsn.Live(), application)
 	if err != nil {
 		return nil, err

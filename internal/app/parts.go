@@ -66,8 +66,8 @@ func runParts(ctx context.Context, limit time.Duration, parts ...part) error {
 	return errors.Join(errs...)
 }
 
-// unlessStopped returns nil for the error of a start that was told to stop: nothing has gone wrong then.
-func unlessStopped(ctx context.Context, err error) error {
+// UnlessStopped returns nil for the error of a start that was told to stop: nothing has gone wrong then.
+func UnlessStopped(ctx context.Context, err error) error {
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		return nil
 	}

@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"os"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"time"
 
@@ -18,6 +19,7 @@ import (
 	"github.com/backendstart/walpost/internal/doctor"
 	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/lease"
+	"github.com/backendstart/walpost/internal/logs"
 	"github.com/backendstart/walpost/internal/mask"
 	"github.com/backendstart/walpost/internal/ops"
 	"github.com/backendstart/walpost/internal/outbox"
@@ -25,8 +27,8 @@ import (
 	"github.com/backendstart/walpost/internal/relay"
 )
 
-// runRelay delivers until ctx ends and what is held is finished.
-func runRelay(ctx context.Context, options config.Relay, mail config.Mail, window config.Ops, kinds Kinds, log serviceLog) error {
+// RunRelay delivers until ctx ends and what is held is finished.
+func RunRelay(ctx context.Context, options config.Relay, mail config.Mail, window config.Ops, kinds Kinds, log logs.Service) error {
 	listener, err := listenOps(ctx, window.OpsListen)
 	if err != nil {
 		return err
@@ -34,7 +36,7 @@ func runRelay(ctx context.Context, options config.Relay, mail config.Mail, windo
 	defer listener.Close()
 	built, err := newRelay(ctx, options, mail, kinds, log)
 	if err != nil {
-		return unlessStopped(ctx, err)
+		return UnlessStopped(ctx, err)
 	}
 	defer built.close()
 	limitMemory(options)
@@ -50,7 +52,7 @@ func runRelay(ctx context.Context, options config.Relay, mail config.Mail, windo
 // the program still waits for, its sessions and its last lines, and for a machine that is busy.
 func stopLimit(options config.Relay) time.Duration {
 	const busy = 300 * time.Millisecond
-	return options.Drain.Std() + relay.Leave - closeLimit - 2*lastLines - busy
+	return options.Drain.Std() + relay.Leave - closeLimit - 2*logs.LastLines - busy
 }
 
 // limitMemory lets the garbage collector work harder rather than let the heap grow beyond what a full window
@@ -81,16 +83,16 @@ type builtRelay struct {
 }
 
 // newRelay connects to the database and builds everything up to the relay; close ends the connections.
-func newRelay(ctx context.Context, options config.Relay, mail config.Mail, kinds Kinds, log serviceLog) (*builtRelay, error) {
+func newRelay(ctx context.Context, options config.Relay, mail config.Mail, kinds Kinds, log logs.Service) (*builtRelay, error) {
 	b := &builtRelay{registry: prometheus.NewRegistry()}
 	b.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	log.register(b.registry)
+	log.Register(b.registry)
 	// Three pools: a subscriber that holds all its connections, or a person who counts a large debt, must
 	// not keep the relay from recording. They carry the name of the process, by which a successor ends them
 	// when it is frozen.
 	held := lease.New(lease.Options{URL: options.Stream().Live(), Slot: options.Slot, Log: log.Logger})
 	for range 3 {
-		pool, err := openDatabase(ctx, options.DatabaseURL, held.Application(), setsOf(options.Flow)...)
+		pool, err := OpenDatabase(ctx, options.DatabaseURL, held.Application(), MigrationsOf(options.Flow)...)
 		if err != nil {
 			b.close()
 			return nil, err
@@ -107,9 +109,9 @@ func newRelay(ctx context.Context, options config.Relay, mail config.Mail, kinds
 		b.close()
 		return nil, err
 	}
-	b.doctor = doctor.NewWatcher(examination(options), b.registry, log.Logger)
-	b.desk = newDesk(b.pools[2], options.Slot, options.Flow)
-	secrets := secretsOf(options, mail)
+	b.doctor = doctor.NewWatcher(DoctorOptions(options), b.registry, log.Logger)
+	b.desk = NewDesk(b.pools[2], options.Slot, options.Flow)
+	secrets := SecretsOf(options, mail)
 	subscriptions := make([]relay.Subscription, len(subscribers))
 	for i, sub := range subscribers {
 		settings := options.Subscribers[i]
@@ -127,7 +129,7 @@ func newRelay(ctx context.Context, options config.Relay, mail config.Mail, kinds
 		ReplicationURL: options.Stream().Live(),
 		Slot:           options.Slot,
 		Publication:    options.Publication,
-		Sources:        sourcesOf(options.Flow),
+		Sources:        SourcesOf(options.Flow),
 		Subscriptions:  subscriptions,
 		Window:         ack.Window{Events: options.WindowEvents, Bytes: int64(options.WindowBytes)},
 		MaxEvent:       int(options.MaxEvent),
@@ -140,8 +142,8 @@ func newRelay(ctx context.Context, options config.Relay, mail config.Mail, kinds
 	return b, nil
 }
 
-// secretsOf is a mask of all that the relay sends as a secret.
-func secretsOf(options config.Relay, mail config.Mail) *mask.Mask {
+// SecretsOf is a mask of all that the relay sends as a secret.
+func SecretsOf(options config.Relay, mail config.Mail) *mask.Mask {
 	secrets := postgres.Passwords(options.DatabaseURL.Live(), options.Stream().Live())
 	if smtp, err := url.Parse(mail.SMTPURL.Reveal()); err == nil && smtp.User != nil {
 		password, _ := smtp.User.Password()
@@ -165,7 +167,7 @@ func (b *builtRelay) close() {
 func (b *builtRelay) ops(window config.Ops, log *slog.Logger) *ops.Server {
 	return ops.New(ops.Options{
 		Listen: window.OpsListen, Token: window.OpsToken.Reveal(),
-		Registry: b.registry, Relay: b.relay, Desk: b.desk, Log: log, Version: version(),
+		Registry: b.registry, Relay: b.relay, Desk: b.desk, Log: log, Version: Version(),
 	})
 }
 
@@ -192,7 +194,7 @@ func laneOptions(s config.Subscriber) lane.Options {
 	}
 }
 
-func sourcesOf(flow config.Flow) []*outbox.Source {
+func SourcesOf(flow config.Flow) []*outbox.Source {
 	sources := make([]*outbox.Source, len(flow.Sources))
 	for i, s := range flow.Sources {
 		schema, table, _ := strings.Cut(s.Table, ".")
@@ -209,4 +211,15 @@ func sourcesOf(flow config.Flow) []*outbox.Source {
 		}
 	}
 	return sources
+}
+
+func NewDesk(pool *postgres.Pool, slot string, flow config.Flow) *ops.Desk {
+	var names []string
+	for _, s := range flow.Subscribers {
+		names = append(names, s.Name)
+	}
+	return ops.NewDesk(pool, slot, SourcesOf(flow), names).Filtering(func(subscriber, source, eventType string) bool {
+		at := slices.IndexFunc(flow.Subscribers, func(s config.Subscriber) bool { return s.Name == subscriber })
+		return at < 0 || flow.Subscribers[at].Takes(source, eventType)
+	})
 }

@@ -58,8 +58,8 @@ func newNotifications(r Room) (subscriber.Subscriber, error) {
 	return subscriber.NewNotifications(r.Pool, r.Slot, r.Log, notifier), nil
 }
 
-// checks look at what a configuration says of kinds that have keys of their own.
-func checks() map[string]config.Check {
+// Checks look at what a configuration says of kinds that have keys of their own.
+func Checks() map[string]config.Check {
 	return map[string]config.Check{
 		"webhook": func(s config.Subscriber, fail func(string, error)) {
 			for _, problem := range webhookOptions(s).Problems() {
@@ -83,7 +83,7 @@ func webhookOptions(s config.Subscriber) webhook.Options {
 	return o
 }
 
-func (k Kinds) names() []string { return slices.Sorted(maps.Keys(k)) }
+func (k Kinds) Names() []string { return slices.Sorted(maps.Keys(k)) }
 
 // build makes the subscribers of a flow, in its order. room is what they share.
 func (k Kinds) build(flow config.Flow, room Room) ([]subscriber.Subscriber, error) {

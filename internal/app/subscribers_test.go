@@ -1,18 +1,22 @@
 package app
 
 import (
+	"log/slog"
 	"testing"
 
+	"github.com/backendstart/walpost/internal/config"
 	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/subscriber"
 	"github.com/backendstart/walpost/internal/subscriber/subscribertest"
 )
 
+var discard = slog.New(slog.DiscardHandler)
+
 // Whoever adds a line to subscribers.go is held to the contract without writing a test for it.
 func TestSubscribers_keepTheContract(t *testing.T) {
 	for name, build := range Subscribers() {
 		// A kind with keys of its own has its effect elsewhere, where Run cannot see it: its folder has the tests.
-		if checks()[name] != nil {
+		if Checks()[name] != nil {
 			continue
 		}
 		t.Run(name, func(t *testing.T) {
@@ -24,5 +28,25 @@ func TestSubscribers_keepTheContract(t *testing.T) {
 				return built
 			})
 		})
+	}
+}
+
+func TestSubscribers_areThoseThatTheDefaultConfigurationNames(t *testing.T) {
+	built, err := Subscribers().build(config.Lessons(), Room{Log: discard})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, name := range config.LessonKinds {
+		if got := built[i].Name(); got != name {
+			t.Errorf("subscriber %d is %q, want %q", i, got, name)
+		}
+	}
+	flow := config.Lessons()
+	flow.Subscribers[0].Name = "medals"
+	if _, err := Subscribers().build(flow, Room{Log: discard}); err == nil {
+		t.Error("a subscriber under another name would share its inbox with the first")
+	}
+	if _, err := Subscribers().build(config.Lessons(), Room{Log: discard, Mail: config.Mail{SMTPURL: "gopher://mail"}}); err == nil {
+		t.Error("a mail server with an unknown protocol is taken")
 	}
 }

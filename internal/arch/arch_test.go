@@ -63,11 +63,10 @@ var rooms = []room{
 	{"doctor", "event outbox postgres store wal"},
 	{"ops", "debt event lane outbox postgres printable relay replay store strictjson wal"},
 
-	// Measuring from outside: what runs in the measured process is a subscriber.
+	// app builds the parts of the program, cli calls it; bench measures with processes of the same program.
+	{"app", "ack config doctor event httpapi lane lease logs mask ops outbox pgserver postgres progress relay subscriber subscriber/webhook"},
 	{"bench", "event pgserver postgres subscriber"},
-
-	// app builds everything, so it alone may know everybody.
-	{"app", "ack bench config debt dispatch doctor event httpapi lane lease logs mask ops outbox pgoutput pgserver postgres printable progress relay replay subscriber subscriber/webhook wal"},
+	{"cli", "app bench config debt doctor httpapi lane logs mask ops postgres printable relay replay subscriber wal"},
 
 	// For tests.
 	{"testdb", "pgserver postgres"},
@@ -145,6 +144,37 @@ func TestTables_areSpelledByTheirOwnerAlone(t *testing.T) {
 		if !spelled[table] {
 			t.Errorf("nothing spells %s: take its line out", table)
 		}
+	}
+}
+
+// walpost bench is a command like others, but what measures is no part of what is measured.
+func TestBench_isImportedByItsCommandAlone(t *testing.T) {
+	const command = "cli/bench_command.go"
+	found := false
+	err := filepath.WalkDir("..", func(file string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || path.Ext(file) != ".go" || strings.HasSuffix(file, "_test.go") {
+			return err
+		}
+		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ImportsOnly)
+		if err != nil {
+			return err
+		}
+		for _, spec := range parsed.Imports {
+			switch name := filepath.ToSlash(strings.TrimPrefix(file, "../")); {
+			case spec.Path.Value != strconv.Quote(prefix+"bench"):
+			case name == command:
+				found = true
+			default:
+				t.Errorf("internal/%s imports internal/bench: only internal/%s may", name, command)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !found {
+		t.Errorf("internal/%s does not import internal/bench", command)
 	}
 }
 

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/backendstart/walpost/internal/app"
+	"github.com/backendstart/walpost/internal/cli"
 	"github.com/backendstart/walpost/internal/subscriber"
 	"github.com/backendstart/walpost/internal/testdb"
 	"github.com/backendstart/walpost/internal/testprogram"
@@ -43,7 +44,7 @@ func program() int {
 	kinds["ledger"] = func(r app.Room) (subscriber.Subscriber, error) {
 		return &ledger{name: r.Config.Name, pool: r.Pool}, nil
 	}
-	return app.Main(ctx, app.Process{
+	return cli.Main(ctx, cli.Process{
 		Args: os.Args[1:], Lookup: os.LookupEnv, Stdout: os.Stdout, Stderr: os.Stderr, Subscribers: kinds,
 	})
 }

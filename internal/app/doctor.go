@@ -1,0 +1,34 @@
+package app
+
+import (
+	"github.com/backendstart/walpost/internal/config"
+	"github.com/backendstart/walpost/internal/doctor"
+)
+
+// DoctorOptions is what the doctor looks at for a relay.
+func DoctorOptions(o config.Relay) doctor.Options {
+	options := doctor.Options{
+		DatabaseURL: o.DatabaseURL.Live(), ReplicationURL: o.Stream().Live(),
+		Slot: o.Slot, Publication: o.Publication, Sources: SourcesOf(o.Flow),
+		Migrations: MigrationsOf(o.Flow), Drain: o.Drain.Std(), WALBudget: int64(o.WALBudget),
+	}
+	for _, s := range o.Subscribers {
+		options.Subscribers = append(options.Subscribers, doctor.Subscriber{
+			Name: s.Name, Timeout: s.Timeout.Std(), StallAfter: s.StallAfter.Std(), Tables: tablesOf[s.Kind],
+			Outside: s.URL != "", Sources: s.Sources,
+		})
+	}
+	return options
+}
+
+// tablesOf are the rights that the built-in subscribers need in the database, by kind. Their inbox is among
+// the relay's own tables.
+var tablesOf = map[string][]doctor.Grant{
+	"achievements": {
+		{Schema: "public", Table: "lesson_progress", Rights: []string{"SELECT"}},
+		{Schema: "public", Table: "user_achievements", Rights: []string{"SELECT", "INSERT", "UPDATE"}},
+	},
+	"analytics":       {{Schema: "public", Table: "analytics_events", Rights: []string{"SELECT", "INSERT"}}},
+	"notifications":   {{Schema: "public", Table: "notifications", Rights: []string{"SELECT", "INSERT", "UPDATE"}}},
+	"recommendations": {{Schema: "public", Table: "recommendations", Rights: []string{"SELECT", "INSERT", "UPDATE"}}},
+}

@@ -1,0 +1,100 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/backendstart/walpost/internal/app"
+	"github.com/backendstart/walpost/internal/config"
+	"github.com/backendstart/walpost/internal/doctor"
+)
+
+type doctorCommand struct {
+	config.File
+	config.Relay
+	StandbyURL config.Secret `name:"standby" file:"standby_url" env:"WALPOST_STANDBY_URL" placeholder:"DSN" help:"Connection string of a standby: only there can be seen whether it has the slot."`
+	JSON       bool          `name:"json" help:"Print JSON."`
+}
+
+func (doctorCommand) Help() string {
+	return `Looks at everything that must hold around the relay (settings, rights, publication, slot, standby, tables) and says what mends what it finds, as SQL wherever SQL can. It changes nothing, and works with the relay up or down. Give it the configuration and the role of the relay.
+
+  walpost doctor
+  walpost doctor --json | jq -r '.findings[] | select(.level == "problem") | .mend.sql[]?'
+
+Exit code 0 is fine (warnings are allowed), 1 is problems. docs/doctor.md explains each check.`
+}
+
+// Validate is called by kong.
+func (c doctorCommand) Validate() error {
+	return config.Invalid(needsDSN("database_url", c.DatabaseURL), readableDSN("replication_url", c.ReplicationURL), readableDSN("standby_url", c.StandbyURL))
+}
+
+var errProblems = errors.New("the doctor found problems")
+
+func (c doctorCommand) Run(r *run) error {
+	c.Flow = r.parser.Flow
+	options := app.DoctorOptions(c.Relay)
+	options.StandbyURL = c.StandbyURL.Live()
+	report := doctor.Run(r.ctx, options)
+	if c.JSON {
+		if err := writeJSON(r.Stdout, report); err != nil {
+			return err
+		}
+	} else {
+		printReport(r.Stdout, report)
+	}
+	if n := report.Count(doctor.Problem); n > 0 {
+		return fmt.Errorf("%w: %d", errProblems, n)
+	}
+	return nil
+}
+
+// printReport prints a line for each check, and below it what there is to say about those that are not fine.
+func printReport(w io.Writer, report doctor.Report) {
+	fmt.Fprintf(w, "%s\n\n", report.Server)
+	width := 0
+	for _, f := range report.Findings {
+		width = max(width, len(f.Check))
+	}
+	indent := strings.Repeat(" ", len(doctor.Warning)+2)
+	for _, f := range report.Findings {
+		text := plain(f.Finding, 1000)
+		if f.Subject != "" {
+			text = plain(f.Subject, 64) + ": " + text
+		}
+		fmt.Fprintf(w, "%-*s  %-*s  %s\n", len(doctor.Warning), f.Level, width, f.Check, text)
+		if f.Level == doctor.OK {
+			continue
+		}
+		if f.Reason != "" {
+			fmt.Fprintf(w, "%swhy:  %s\n", indent, plain(f.Reason, 1000))
+		}
+		printMend(w, indent, f.Mend)
+	}
+	fmt.Fprintf(w, "\n%d problems, %d warnings, %d unknown, %d ok\n",
+		report.Count(doctor.Problem), report.Count(doctor.Warning), report.Count(doctor.Unknown), report.Count(doctor.OK))
+}
+
+func printMend(w io.Writer, indent string, mend *doctor.Mend) {
+	if mend == nil {
+		return
+	}
+	if len(mend.SQL) > 0 {
+		fmt.Fprintf(w, "%smend, as %s:\n", indent, mend.As)
+		for _, sql := range mend.SQL {
+			fmt.Fprintf(w, "%s      %s;\n", indent, plain(sql, 10_000))
+		}
+	}
+	if mend.Restart {
+		fmt.Fprintf(w, "%s      and restart the server\n", indent)
+	}
+	switch {
+	case mend.Do != "" && len(mend.SQL) > 0:
+		fmt.Fprintf(w, "%sthen: %s\n", indent, plain(mend.Do, 1000))
+	case mend.Do != "":
+		fmt.Fprintf(w, "%smend: %s\n", indent, plain(mend.Do, 1000))
+	}
+}

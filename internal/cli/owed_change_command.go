@@ -1,0 +1,230 @@
+package cli
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/backendstart/walpost/internal/config"
+	"github.com/backendstart/walpost/internal/debt"
+	"github.com/backendstart/walpost/internal/ops"
+)
+
+// choiceOptions choose deliveries to be changed, by their events' ids or by what fits.
+type choiceOptions struct {
+	deskOptions
+	filterOptions
+	changeOptions
+	Limit  int      `default:"0" placeholder:"N" help:"Deliveries that are changed at most; 0 is all that fit."`
+	Events []string `arg:"" optional:"" name:"event" help:"Event ids, at most 1000."`
+}
+
+// Validate is called by kong.
+func (c choiceOptions) Validate() error {
+	var limit error
+	if c.Limit < 0 {
+		limit = errors.New("--limit: must not be negative")
+	}
+	return config.Invalid(errors.Join(c.deskOptions.Validate(), c.check(), limit))
+}
+
+// choice is the filter that the options make, if it is one that may be acted on.
+func (c choiceOptions) choice(r *run) (debt.Filter, error) {
+	filter, err := c.filter(r)
+	if err != nil {
+		return filter, err
+	}
+	filter.Events = append(filter.Events, c.Events...)
+	filter.Limit = c.Limit
+	return filter, filter.Narrow()
+}
+
+type owedRedrive struct{ choiceOptions }
+
+func (owedRedrive) Help() string {
+	return `Dead deliveries wait again, and a relay sends them: the one that runs within 2 seconds, else the next. With after_dead_letter: block_key the order of the key is kept; else a redriven event comes after later ones of its key that were delivered meanwhile. Mend the cause first.
+
+Of events that are named by their ids it says what became of each; exit code 1 means that one of them is not going to be sent. Without ids it counts first and asks at a terminal; elsewhere --yes must say that it is meant. What is recorded after the count stays dead.
+
+An event that is no valid one cannot be sent where a copy of it is kept: insert it anew and discard the dead one. One that was over max_event is read from its row and judged by the max_event of today.
+
+  walpost deadletters redrive 01M8KYWXP684RBZYHB26RMQSXQ --why "the receiver is mended"
+  walpost deadletters redrive --subscriber analytics --error "timeout" --since 2h --why "mended" --dry-run`
+}
+
+func (c owedRedrive) Run(r *run) error {
+	filter, err := c.choice(r)
+	if err != nil {
+		return err
+	}
+	return c.at(r, func(desk *ops.Desk) error {
+		if c.DryRun || len(filter.Events) == 0 {
+			counts, at, err := desk.Redrivable(r.ctx, filter)
+			if err != nil {
+				return err
+			}
+			would := ops.WouldRedriveOf(counts, c.Limit)
+			if c.DryRun || would.WouldRedrive == 0 {
+				return c.printWould(r, counts, would)
+			}
+			if !c.Yes {
+				columns(r.Stderr, tableOfDead(counts))
+			}
+			if err := c.ask(r, fmt.Sprintf("Send %s again?", plural(would.WouldRedrive))); err != nil {
+				return err
+			}
+			filter.Until = earlier(filter.Until, at) // what came since was not counted
+		}
+		redriven, err := desk.Redrive(r.ctx, filter, who(), c.Why)
+		if err != nil {
+			return err
+		}
+		if c.JSON {
+			err = writeJSON(r.Stdout, redriven)
+		} else {
+			printAnswers(r.Stdout, redriven.Events)
+			_, err = fmt.Fprintf(r.Stdout, "%s redriven%s. A relay that runs sends what waits within 2 seconds, else the next one does.\n",
+				plural(int64(redriven.Redriven)), left(redriven.Invalid, redriven.Gone))
+		}
+		if err != nil {
+			return err
+		}
+		return allOf(redriven.Events, "not going to be sent", debt.Redriven, debt.Waiting)
+	})
+}
+
+// printWould says what a redrive would do, or that there is nothing to do.
+func (c owedRedrive) printWould(r *run, counts []debt.Redrivable, would ops.WouldRedrive) error {
+	var err error
+	switch {
+	case c.DryRun && c.JSON:
+		err = writeJSON(r.Stdout, would)
+	case c.JSON:
+		err = writeJSON(r.Stdout, ops.Redriven{Invalid: would.Invalid, Gone: would.Gone})
+	case len(counts) == 0:
+		_, err = fmt.Fprintln(r.Stdout, "Nothing dead fits; nothing was changed.")
+	default:
+		columns(r.Stdout, tableOfDead(counts))
+		_, err = fmt.Fprintf(r.Stdout, "\n%s would be redriven%s. Nothing was changed.\n", plural(would.WouldRedrive), left(would.Invalid, would.Gone))
+	}
+	return err
+}
+
+// tableOfDead are counts as rows for columns.
+func tableOfDead(counts []debt.Redrivable) [][]string {
+	rows := [][]string{{"SUBSCRIBER", "DEAD", "INVALID", "GONE"}}
+	for _, c := range counts {
+		rows = append(rows, []string{plain(c.Subscriber, 64), strconv.FormatInt(c.Redrivable, 10), strconv.FormatInt(c.Invalid, 10), strconv.FormatInt(c.Gone, 10)})
+	}
+	return rows
+}
+
+// left says what a redrive leaves dead.
+func left(invalid, gone int64) string {
+	var text string
+	if invalid > 0 {
+		text += fmt.Sprintf("; %d left dead whose event is no valid one (insert it anew, then discard)", invalid)
+	}
+	if gone > 0 {
+		text += fmt.Sprintf("; %d left dead whose subscriber has left the configuration", gone)
+	}
+	return text
+}
+
+type owedDiscard struct{ choiceOptions }
+
+func (owedDiscard) Help() string {
+	return `The deliveries are never sent; a row of which nothing else is owed is marked as published. At least one event or filter beside --state must be given. It counts first and asks at a terminal; elsewhere --yes must say that it is meant. What is recorded after the count stays. A delivery that is in its handler at this moment may be made all the same. Of events that are named by their ids it says what became of each.
+
+  walpost deadletters discard 01M8KYWXP684RBZYHB26RMQSXQ --why "test data" --yes
+  walpost deadletters discard --subscriber analytics --error "no such user" --why "users were deleted" --dry-run
+  walpost owed discard --subscriber analytics --key 42 --until 2026-01-31 --why "sent by hand" --yes`
+}
+
+func (c owedDiscard) Run(r *run) error {
+	filter, err := c.choice(r)
+	if err != nil {
+		return err
+	}
+	return c.at(r, func(desk *ops.Desk) error {
+		counts, at, err := desk.Fitting(r.ctx, filter)
+		if err != nil {
+			return err
+		}
+		fitting := ops.Total(counts, c.Limit)
+		switch {
+		case c.DryRun && c.JSON:
+			return writeJSON(r.Stdout, map[string]any{"would_discard": fitting})
+		case c.DryRun && fitting > 0:
+			columns(r.Stdout, tableOf(counts))
+			_, err := fmt.Fprintf(r.Stdout, "\n%s would be discarded. Nothing was changed.\n", plural(fitting))
+			return err
+		case fitting == 0 && len(filter.Events) == 0 && c.JSON:
+			return writeJSON(r.Stdout, ops.Discarded{})
+		case fitting == 0 && (len(filter.Events) == 0 || c.DryRun):
+			_, err := fmt.Fprintln(r.Stdout, "Nothing is owed that fits; nothing was changed.")
+			return err
+		case fitting > 0:
+			if !c.Yes {
+				columns(r.Stderr, tableOf(counts))
+			}
+			if err := c.ask(r, fmt.Sprintf("Discard %s for good?", plural(fitting))); err != nil {
+				return err
+			}
+		}
+		filter.Until = earlier(filter.Until, at) // what came since was not counted
+		discarded, err := desk.Discard(r.ctx, filter, who(), c.Why)
+		if err != nil {
+			return err
+		}
+		if c.JSON {
+			err = writeJSON(r.Stdout, discarded)
+		} else {
+			printAnswers(r.Stdout, discarded.Events)
+			_, err = fmt.Fprintf(r.Stdout, "%s discarded.\n", plural(int64(discarded.Discarded)))
+		}
+		if err != nil {
+			return err
+		}
+		return allOf(discarded.Events, "not discarded", debt.Discarded, debt.Settled)
+	})
+}
+
+// earlier is the earlier of an end that somebody may have given and a time.
+func earlier(end, at time.Time) time.Time {
+	if end.IsZero() || end.After(at) {
+		return at
+	}
+	return end
+}
+
+// printAnswers tells of each event that was named what became of it.
+func printAnswers(w io.Writer, answers []ops.Answer) {
+	if len(answers) == 0 {
+		return
+	}
+	rows := [][]string{{"EVENT", "SUBSCRIBER", "RESULT"}}
+	for _, a := range answers {
+		rows = append(rows, []string{plain(a.Event, 64), plain(cmp.Or(a.Subscriber, "-"), 64), plain(a.Detail, 400)})
+	}
+	columns(w, rows)
+	fmt.Fprintln(w)
+}
+
+// allOf is an error unless everything that was named has come to one of these ends.
+func allOf(answers []ops.Answer, what string, good ...debt.Fate) error {
+	bad := 0
+	for _, a := range answers {
+		if !slices.Contains(good, a.Result) {
+			bad++
+		}
+	}
+	if bad == 0 {
+		return nil
+	}
+	return fmt.Errorf("%s: %d of the deliveries that were named", what, bad)
+}

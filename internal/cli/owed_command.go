@@ -1,0 +1,253 @@
+package cli
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/backendstart/walpost/internal/config"
+	"github.com/backendstart/walpost/internal/debt"
+	"github.com/backendstart/walpost/internal/lane"
+	"github.com/backendstart/walpost/internal/ops"
+)
+
+// owedCommand is also `walpost deadletters`, where the state is dead.
+type owedCommand struct {
+	List    owedList    `cmd:"" help:"List deliveries in the order in which they are sent."`
+	Show    owedShow    `cmd:"" help:"Show everything about an event that is owed, with its payload."`
+	Redrive owedRedrive `cmd:"" help:"Send dead deliveries again."`
+	Discard owedDiscard `cmd:"" help:"Give deliveries up for good."`
+	Add     owedAdd     `cmd:"" help:"Owe a subscriber events of the outbox, or make dead what waits."`
+}
+
+func (owedCommand) Help() string {
+	return `A delivery is one event for one subscriber. Waiting ones are sent by themselves, dead ones wait for a person. Works on the database, whether the relay runs or not.
+
+  walpost owed list --subscriber analytics --limit 20
+  walpost deadletters list --error "connection refused" --since 2h
+  walpost owed show 01M8KYWXP684RBZYHB26RMQSXQ
+  walpost deadletters redrive 01M8KYWXP684RBZYHB26RMQSXQ --why "the receiver is mended"
+  walpost deadletters discard --event 01M8KYWXP684RBZYHB26RMQSXQ --why "test data" --dry-run`
+}
+
+// filterOptions choose deliveries.
+type filterOptions struct {
+	Subscriber string `placeholder:"NAME" help:"Owed to this subscriber."`
+	Source     string `placeholder:"NAME" help:"From this source."`
+	State      string `enum:",waiting,dead" default:"" placeholder:"STATE" help:"waiting or dead; without it both, where the command does not say which."`
+	Type       string `placeholder:"TYPE" help:"Events of this type."`
+	Key        string `placeholder:"KEY" help:"Events of this key."`
+	Event      string `placeholder:"ID" help:"This event."`
+	Occurrence string `placeholder:"TEXT" help:"This one of several events that had one id, as walpost event ID shows it."`
+	Since      when   `placeholder:"TIME" help:"Recorded since: 2026-01-31T15:04:05Z, or how long ago: 30m, 2h, 7d."`
+	Until      when   `placeholder:"TIME" help:"Recorded before."`
+	Error      string `placeholder:"TEXT" help:"Whose last error has this in it."`
+}
+
+func (o filterOptions) filter(r *run) (debt.Filter, error) {
+	state, err := stateOf(r, o.State)
+	filter := debt.Filter{
+		Subscriber: o.Subscriber, Source: o.Source, State: state, Type: o.Type, Key: o.Key,
+		Since: o.Since.Time, Until: o.Until.Time, Error: o.Error, Occurrence: o.Occurrence,
+	}
+	if o.Event != "" {
+		filter.Events = []string{o.Event}
+	}
+	return filter, err
+}
+
+// stateOf reads --state, which `walpost deadletters` knows already.
+func stateOf(r *run, state string) (lane.State, error) {
+	if !strings.HasPrefix(r.parsed.Command(), "deadletters") {
+		return lane.State(state), nil
+	}
+	if state == string(lane.StateWaiting) {
+		return "", config.Invalid(errors.New("--state: dead letters are dead: walpost owed has those that wait"))
+	}
+	return lane.StateDead, nil
+}
+
+type owedList struct {
+	deskOptions
+	filterOptions
+	Limit int `default:"100" placeholder:"N" help:"Deliveries that are shown at most."`
+}
+
+func (c owedList) Validate() error {
+	return config.Invalid(errors.Join(c.deskOptions.Validate(), checkLimit(c.Limit)))
+}
+
+func (c owedList) Run(r *run) error {
+	filter, err := c.filter(r)
+	if err != nil {
+		return err
+	}
+	filter.Limit = c.Limit
+	return c.at(r, func(desk *ops.Desk) error {
+		deliveries, more, err := desk.Owed(r.ctx, filter)
+		if err != nil {
+			return err
+		}
+		if c.JSON {
+			return writeJSON(r.Stdout, map[string]any{"owed": deliveries, "more": more})
+		}
+		printOwed(r.Stdout, deliveries, more)
+		return nil
+	})
+}
+
+func printOwed(w io.Writer, deliveries []ops.Delivery, more bool) {
+	if len(deliveries) == 0 {
+		fmt.Fprintln(w, "Nothing is owed that fits.")
+		return
+	}
+	now := time.Now()
+	rows := [][]string{{"SUBSCRIBER", "STATE", "EVENT", "TYPE", "KEY", "AGE", "ATTEMPTS", "ERROR"}}
+	for _, d := range deliveries {
+		reason := d.Error
+		if reason == "" {
+			reason = d.Invalid
+		}
+		rows = append(rows, []string{
+			plain(d.Subscriber, 64), string(d.State), plain(d.Event, 64), plain(d.Type, 40), plain(d.Key, 40),
+			age(now, d.Since()), strconv.Itoa(d.Attempts), plain(reason, 80),
+		})
+	}
+	columns(w, rows)
+	if more {
+		fmt.Fprintf(w, "\nThere are more than these %d: --limit shows more, the filters fewer.\n", len(deliveries))
+	}
+}
+
+type owedShow struct {
+	deskOptions
+	Event string `arg:"" help:"Event id."`
+}
+
+func (owedShow) Help() string {
+	return `Shows payload and headers as Postgres gave them, and for each subscriber that is owed the event why. One that is owed by reference is read from its outbox row.`
+}
+
+func (c owedShow) Run(r *run) error {
+	state, err := stateOf(r, "")
+	if err != nil {
+		return err
+	}
+	return c.at(r, func(desk *ops.Desk) error {
+		deliveries, err := desk.Show(r.ctx, c.Event)
+		if err != nil {
+			return err
+		}
+		if c.JSON {
+			return writeJSON(r.Stdout, map[string]any{"owed": deliveries})
+		}
+		for _, d := range deliveries {
+			if state == "" || d.State == state {
+				printDelivery(r.Stdout, d)
+			}
+		}
+		return nil
+	})
+}
+
+func printDelivery(w io.Writer, d ops.Delivery) {
+	now := time.Now()
+	line := func(name, text string) {
+		if text != "" {
+			fmt.Fprintf(w, "  %-13s %s\n", name, text)
+		}
+	}
+	at := func(t time.Time) string {
+		if t.IsZero() {
+			return ""
+		}
+		return t.Format(time.RFC3339) + " (" + age(now, t) + " ago)"
+	}
+	fmt.Fprintf(w, "%s is owed to %s: %s\n", plain(d.Event, 256), plain(d.Subscriber, 64), d.State)
+	line("type", plain(d.Type, 256))
+	line("key", plain(d.Key, 256))
+	line("aggregate", plain(d.Aggregate, 256))
+	line("source", plain(d.Source, 64))
+	line("occurrence", plain(d.Occurrence, 64))
+	line("position", d.Position)
+	line("committed", at(d.CommittedAt))
+	line("recorded", at(d.RecordedAt))
+	line("attempts", strconv.Itoa(d.Attempts))
+	line("first failure", at(d.FirstFailure))
+	line("last failure", at(d.LastFailure))
+	if !d.NextAttempt.IsZero() {
+		line("next attempt", d.NextAttempt.Format(time.RFC3339))
+	}
+	line("error", plain(d.Error, 4096))
+	line("invalid", plain(d.Invalid, 4096))
+	line("headers", plain(string(d.Headers), 4096))
+	line("payload", indented(d.Payload))
+	fmt.Fprintln(w)
+}
+
+// indented is JSON for people. What is in its strings is escaped, so no character of it moves a cursor.
+func indented(body json.RawMessage) string {
+	var text bytes.Buffer
+	if err := json.Indent(&text, body, "  ", "  "); err != nil {
+		return ""
+	}
+	return strings.Map(func(c rune) rune {
+		if c >= 0x7f && c < 0xa0 { // DEL and the control characters of the second half, which JSON lets through
+			return '\uFFFD'
+		}
+		return c
+	}, text.String())
+}
+
+type owedAdd struct {
+	deskOptions
+	reasonOption
+	Subscriber string   `required:"" placeholder:"NAME" help:"Who is owed the events."`
+	State      string   `enum:",waiting,dead" default:"" placeholder:"STATE" help:"waiting or dead; without it what the command says: owed waiting, deadletters dead."`
+	Events     []string `arg:"" name:"event" help:"Event ids, at most 1000."`
+}
+
+func (owedAdd) Help() string {
+	return `Waiting ones are sent before what the stream still brings, in the order of their tables; a running relay finds them within 2 seconds. What is owed already stays as it is, and so does what was sent or discarded a moment ago and could still come from the stream again. With --state=dead, deliveries that wait become dead letters: that is how a person ends an outage.
+
+  walpost owed add 01M8KYWXP684RBZYHB26RMQSXQ --subscriber analytics --why "lost by the receiver"
+  walpost owed add 01M8KYWXP684RBZYHB26RMQSXQ --subscriber billing --state dead --why "billing has it by mail"`
+}
+
+func (c owedAdd) Validate() error {
+	var why error
+	if c.Why == "" {
+		why = errNoReason
+	}
+	return config.Invalid(errors.Join(c.deskOptions.Validate(), why))
+}
+
+func (c owedAdd) Run(r *run) error {
+	state, err := stateOf(r, c.State)
+	if err != nil {
+		return err
+	}
+	if state == "" {
+		state = lane.StateWaiting
+	}
+	return c.at(r, func(desk *ops.Desk) error {
+		added, err := desk.Add(r.ctx, c.Subscriber, c.Events, state, who(), c.Why)
+		if err != nil {
+			return err
+		}
+		if c.JSON {
+			err = writeJSON(r.Stdout, added)
+		} else {
+			_, err = fmt.Fprintf(r.Stdout, "%s now %s for %s. What is owed already is as it was.\n", plural(int64(added.Deliveries)), state, plain(c.Subscriber, 64))
+		}
+		if err == nil && len(added.Missing) > 0 {
+			err = fmt.Errorf("no outbox table has %d of the events: %s", len(added.Missing), plain(strings.Join(added.Missing, " "), 1000))
+		}
+		return err
+	})
+}

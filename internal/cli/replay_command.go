@@ -1,0 +1,318 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/backendstart/walpost/internal/config"
+	"github.com/backendstart/walpost/internal/ops"
+	"github.com/backendstart/walpost/internal/replay"
+)
+
+type replayCommand struct {
+	Start  replayStart  `cmd:"" default:"withargs" help:"Ask for events to be sent to one subscriber again; the word start may be left out."`
+	List   replayList   `cmd:"" help:"Show the newest replays and how far they are."`
+	Cancel replayCancel `cmd:"" help:"End a replay."`
+}
+
+func (replayCommand) Help() string {
+	return `Sends events that are still in the outbox tables to one subscriber again, whether it has had them or not. The relay does it, beside what is live, in order within the key; nobody else's order or lag is touched. A webhook sees the header Walpost-Replay.
+
+  walpost replay billing --since 2h --why "its database was restored" --dry-run
+  walpost replay billing --since 2026-01-31 --until 2026-02-01 --why "its database was restored"
+  walpost replay recommendations --key 42 --again --why "counted wrong"
+  walpost replay list
+  walpost replay cancel 7`
+}
+
+type replayStart struct {
+	deskOptions
+	changeOptions
+	Subscriber string `arg:"" help:"Who gets the events."`
+	Since      when   `placeholder:"TIME" help:"Events since, by their own time: 2026-01-31T15:04:05Z, or how long ago: 30m, 2h, 7d."`
+	Until      when   `placeholder:"TIME" help:"Events before."`
+	Key        string `placeholder:"KEY" help:"Events of this key."`
+	Type       string `placeholder:"TYPE" help:"Events of this type."`
+	Source     string `placeholder:"NAME" help:"Events from this source."`
+	Again      bool   `help:"Let effects that walpost.inbox has recorded happen once more."`
+	Rate       int    `default:"500" placeholder:"N" help:"Events a second at most; 0 is no limit."`
+	Detach     bool   `short:"d" help:"Do not wait until it is done."`
+}
+
+func (replayStart) Help() string {
+	return `Counts first and asks at a terminal; elsewhere --yes must say that it is meant. Then it waits until the replay is done and shows how far it is; Ctrl-C leaves it running. Without a relay it is recorded, and begins when one runs.
+
+Left out and counted are events that the subscriber is owed, waiting or dead (they are sent by themselves, or by walpost deadletters redrive), types that it does not want, and rows that are no valid events. Rows that come after this moment are not part of it. Several replays to one subscriber take turns. While it is paused or away, or a key of it is in debt, the replay waits. Time is that of the source's time column (occurred_at, created_at).
+
+An effect that was done once is skipped by the subscriber's inbox, where it has one: walpost.inbox of subscribers in this database. With --again each happens exactly once more. Other receivers see the same event id again.`
+}
+
+// Validate is called by kong.
+func (c replayStart) Validate() error {
+	return config.Invalid(errors.Join(c.deskOptions.Validate(), c.check(), c.request().Check()))
+}
+
+func (c replayStart) request() replay.Request {
+	return replay.Request{
+		Subscriber: c.Subscriber, Since: c.Since.Time, Until: c.Until.Time, Key: c.Key, Type: c.Type, Source: c.Source,
+		Again: c.Again, Rate: c.Rate,
+	}
+}
+
+func (c replayStart) Run(r *run) error {
+	request := c.request()
+	return c.at(r, func(desk *ops.Desk) error {
+		estimate, err := desk.EstimateReplay(r.ctx, request)
+		if err != nil {
+			return err
+		}
+		switch {
+		case c.DryRun && c.JSON:
+			return writeJSON(r.Stdout, map[string]any{"estimate": estimate})
+		case c.DryRun:
+			printEstimate(r.Stdout, request, estimate)
+			_, err := fmt.Fprintln(r.Stdout, "Nothing was changed.")
+			return err
+		case estimate.Sent == 0 && c.JSON:
+			return writeJSON(r.Stdout, map[string]any{"estimate": estimate})
+		case estimate.Sent == 0:
+			printEstimate(r.Stdout, request, estimate)
+			_, err := fmt.Fprintln(r.Stdout, "Nothing is to be sent; nothing was changed.")
+			return err
+		}
+		if !c.JSON || !c.Yes {
+			printEstimate(r.Stderr, request, estimate)
+		}
+		if err := c.ask(r, "Send them again?"); err != nil {
+			return err
+		}
+		asked, err := desk.Replay(r.ctx, request, estimate, who(), c.Why)
+		if err != nil {
+			return err
+		}
+		return c.follow(r, desk, estimate, asked)
+	})
+}
+
+// follow waits until a replay is over, unless nobody wants to wait or nobody does it.
+func (c replayStart) follow(r *run, desk *ops.Desk, estimate replay.Estimate, asked replay.Replay) error {
+	status, err := desk.Status(r.ctx)
+	if err != nil {
+		return fmt.Errorf("replay %d is recorded, but: %w", asked.ID, err)
+	}
+	said := fmt.Sprintf("Replay %d is recorded. See how far it is: walpost replay list. End it: walpost replay cancel %[1]d", asked.ID)
+	if !status.Slot.Active {
+		fmt.Fprintf(r.Stderr, "No relay reads slot %s at this moment: the replay begins when one does.\n", status.Slot.Name)
+	}
+	if c.Detach || !status.Slot.Active {
+		if c.JSON {
+			return writeJSON(r.Stdout, map[string]any{"estimate": estimate, "replay": asked})
+		}
+		_, err := fmt.Fprintln(r.Stdout, said)
+		return err
+	}
+	screen := newScreen(r.Stderr, isTerminal(r.Stderr))
+	if !screen.live {
+		fmt.Fprintln(r.Stderr, said)
+	}
+	begun := time.Now()
+	tick := time.NewTicker(tableEvery)
+	defer tick.Stop()
+	at := asked
+	for at.State.Open() {
+		if screen.live {
+			screen.show(progressOf(at, time.Since(begun)))
+		}
+		select {
+		case <-tick.C:
+		case <-r.ctx.Done():
+			fmt.Fprintf(r.Stderr, "\nReplay %d goes on without you. See how far it is: walpost replay list. End it: walpost replay cancel %[1]d\n", asked.ID)
+			return nil
+		}
+		found, err := desk.FindReplay(r.ctx, asked.ID)
+		switch {
+		case err == nil:
+			at = found
+		case r.ctx.Err() == nil:
+			return fmt.Errorf("replay %d goes on, but: %w", asked.ID, err)
+		}
+	}
+	if screen.live {
+		screen.show("")
+	}
+	if c.JSON {
+		err = writeJSON(r.Stdout, map[string]any{"estimate": estimate, "replay": at})
+	} else {
+		printReplay(r.Stdout, at)
+	}
+	if err == nil && at.State == replay.Cancelled {
+		err = fmt.Errorf("replay %d was cancelled", at.ID)
+	}
+	return err
+}
+
+func printEstimate(w io.Writer, request replay.Request, estimate replay.Estimate) {
+	rows := [][]string{{"SOURCE", "ROWS", "OWED", "OTHER TYPES", "IN INBOX", "OLDEST ROW"}}
+	var inbox int64
+	for _, s := range estimate.Sources {
+		oldest := "-"
+		if !s.From.IsZero() {
+			oldest = s.From.Format(time.RFC3339)
+		}
+		rows = append(rows, []string{plain(s.Source, 64), number(s.Rows), number(s.Owed), number(s.Unwanted), number(s.InInbox), oldest})
+		inbox += s.InInbox
+	}
+	columns(w, rows)
+	fmt.Fprintln(w)
+	for _, note := range estimate.Notes {
+		fmt.Fprintln(w, note)
+	}
+	pace := "as fast as it takes them"
+	if request.Rate > 0 {
+		pace = fmt.Sprintf("at most %d a second, %s or more", request.Rate, time.Duration(estimate.Sent/int64(request.Rate)+1)*time.Second)
+	}
+	fmt.Fprintf(w, "%s to %s, %s.\n", plural(estimate.Sent), plain(request.Subscriber, 64), pace)
+	switch {
+	case inbox > 0 && request.Again:
+		fmt.Fprintf(w, "Effects of %d of them are recorded in its inbox and happen once more.\n", inbox)
+	case inbox > 0:
+		fmt.Fprintf(w, "Effects of %d of them are recorded in its inbox and are skipped; --again lets them happen once more.\n", inbox)
+	}
+}
+
+// progressOf is a bar and what a person wants to know meanwhile.
+func progressOf(at replay.Replay, took time.Duration) string {
+	const width = 30
+	done := 0
+	if at.Estimated > 0 {
+		done = int(width * min(at.Seen(), at.Estimated) / at.Estimated)
+	}
+	line := fmt.Sprintf("[%s%s] %d of %d, %s", strings.Repeat("#", done), strings.Repeat(".", width-done), at.Seen(), at.Estimated, took.Round(time.Second))
+	if at.Dead > 0 {
+		line += fmt.Sprintf(", dead %d", at.Dead)
+	}
+	if left := at.Owed + at.Unwanted + at.Invalid; left > 0 {
+		line += fmt.Sprintf(", left out %d", left)
+	}
+	switch {
+	case at.Problem != "":
+		line += "; " + plain(at.Problem, 200)
+	case at.State == replay.Waiting:
+		line += "; waits for its turn"
+	}
+	return line + "\n"
+}
+
+// printReplay says what has become of a replay that is over.
+func printReplay(w io.Writer, at replay.Replay) {
+	fmt.Fprintf(w, "Replay %d to %s is %s: %d delivered", at.ID, plain(at.Subscriber, 64), at.State, at.Delivered)
+	for _, part := range []struct {
+		n    int64
+		text string
+	}{
+		{at.Dead, "became dead letters (walpost deadletters list)"},
+		{at.Owed, "left out that are owed already"},
+		{at.Unwanted, "left out that it does not want"},
+		{at.Invalid, "left out that are no valid events"},
+	} {
+		if part.n > 0 {
+			fmt.Fprintf(w, ", %d %s", part.n, part.text)
+		}
+	}
+	fmt.Fprintln(w, ".")
+	for _, name := range at.Named {
+		fmt.Fprintln(w, "  "+plain(name, 400))
+	}
+	if gone := at.Estimated - at.Seen(); gone > 0 && at.State == replay.Done {
+		fmt.Fprintf(w, "%d rows that were counted before were not in the tables any more.\n", gone)
+	}
+}
+
+type replayList struct {
+	deskOptions
+	Limit int `default:"20" placeholder:"N" help:"Replays that are shown at most."`
+}
+
+func (c replayList) Validate() error {
+	return config.Invalid(errors.Join(c.deskOptions.Validate(), checkLimit(c.Limit)))
+}
+
+func (c replayList) Run(r *run) error {
+	return c.at(r, func(desk *ops.Desk) error {
+		replays, err := desk.Replays(r.ctx, c.Limit)
+		switch {
+		case err != nil:
+			return err
+		case c.JSON:
+			return writeJSON(r.Stdout, map[string]any{"replays": append([]replay.Replay{}, replays...)})
+		case len(replays) == 0:
+			_, err := fmt.Fprintln(r.Stdout, "Nobody has asked for a replay.")
+			return err
+		}
+		now := time.Now()
+		rows := [][]string{{"REPLAY", "SUBSCRIBER", "STATE", "ASKED", "BY", "WHAT", "SEEN", "OF", "DEAD", "LEFT OUT", "PROBLEM"}}
+		for _, at := range replays {
+			rows = append(rows, []string{
+				number(at.ID), plain(at.Subscriber, 64), string(at.State), age(now, at.AskedAt), plain(at.Who, 40), plain(whatOf(at.Request), 120),
+				number(at.Seen()), number(at.Estimated), number(at.Dead), number(at.Owed + at.Unwanted + at.Invalid), plain(at.Problem, 120),
+			})
+		}
+		columns(r.Stdout, rows)
+		return nil
+	})
+}
+
+// whatOf says what a request chooses as it would be typed.
+func whatOf(request replay.Request) string {
+	var parts []string
+	for _, part := range []struct{ flag, value string }{
+		{"since", timeOf(request.Since)}, {"until", timeOf(request.Until)},
+		{"key", request.Key}, {"type", request.Type}, {"source", request.Source},
+	} {
+		if part.value != "" {
+			parts = append(parts, "--"+part.flag+" "+part.value)
+		}
+	}
+	if request.Again {
+		parts = append(parts, "--again")
+	}
+	return strings.Join(parts, " ")
+}
+
+func timeOf(t time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	return t.Format(time.RFC3339)
+}
+
+type replayCancel struct {
+	deskOptions
+	reasonOption
+	ID int64 `arg:"" name:"replay" help:"Number of the replay; walpost replay list shows it."`
+}
+
+func (replayCancel) Help() string {
+	return `A running relay stops within 2 seconds; what was sent was sent, and dead letters stay.`
+}
+
+func (c replayCancel) Run(r *run) error {
+	return c.at(r, func(desk *ops.Desk) error {
+		cancelled, err := desk.CancelReplay(r.ctx, c.ID, who(), c.Why)
+		if err != nil {
+			return err
+		}
+		if c.JSON {
+			return writeJSON(r.Stdout, cancelled)
+		}
+		_, err = fmt.Fprintf(r.Stdout, "Replay %d to %s is cancelled; a running relay stops within 2 seconds. It had seen %d of %d rows.\n",
+			cancelled.ID, plain(cancelled.Subscriber, 64), cancelled.Seen(), cancelled.Estimated)
+		return err
+	})
+}
+
+func number(n int64) string { return strconv.FormatInt(n, 10) }

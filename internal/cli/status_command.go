@@ -1,0 +1,190 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/backendstart/walpost/internal/config"
+	"github.com/backendstart/walpost/internal/ops"
+	"github.com/backendstart/walpost/internal/relay"
+)
+
+type statusCommand struct {
+	deskOptions
+	config.Ask
+}
+
+func (statusCommand) Help() string {
+	return `Reads the database, so it answers with the relay up or down, and asks the running relay at its ops address what it has in memory.
+
+FINISHED is the commit up to which a subscriber has everything, as it was last written. BEHIND is the WAL that it has still before it: from its oldest delivery that waits, or, if none does, from what is finished or confirmed. For a subscriber that has nothing to do it begins where the relay has read to; that is known only while the relay answers. HOLDS is how much of BEHIND the slot keeps for its debt.
+
+  walpost status
+  walpost status --json | jq '.slot.retained_bytes'
+
+Next: walpost owed list --subscriber NAME`
+}
+
+func (c statusCommand) Run(r *run) error {
+	running, err := ask(r, c.Ask)
+	if err != nil {
+		return err
+	}
+	return c.at(r, func(desk *ops.Desk) error {
+		status, err := desk.Status(r.ctx)
+		if err != nil {
+			return err
+		}
+		progress := new(relay.Progress)
+		silent := running.get(r.ctx, "/progress", nil, progress)
+		if silent == nil {
+			silent = running.anotherSlot(progress.Slot, c.Slot)
+		}
+		if silent == nil && progress.State == relay.Streaming && !status.ReadBy(*progress) {
+			silent = running.anotherServer(c.Slot)
+		}
+		if silent != nil {
+			progress = nil
+		} else {
+			status.Tell(*progress)
+		}
+		if c.JSON {
+			return writeJSON(r.Stdout, struct {
+				ops.Status
+				Relay *relay.Progress `json:"relay,omitempty"` // nil where none answers
+			}{status, progress})
+		}
+		printStatus(r.Stdout, status)
+		switch {
+		case progress != nil:
+			printProgress(r.Stdout, time.Now(), *progress)
+		case status.Slot.Active:
+			fmt.Fprintf(r.Stdout, "\nWhat the running relay has in memory is not shown: %v\n", silent)
+		}
+		return nil
+	})
+}
+
+// slowAfter is the age of an open event from which a person wants to see it.
+const slowAfter = 5 * time.Second
+
+// printProgress tells what a running relay has in memory: events that it has had for less than stall_after
+// are in no table.
+func printProgress(w io.Writer, now time.Time, p relay.Progress) {
+	fmt.Fprintf(w, "\nThe relay is %s and has %d open events.\n", p.State, p.OpenEvents)
+	var rows [][]string
+	for _, s := range p.Subscribers {
+		var state []string
+		for _, is := range []struct {
+			so   bool
+			what string
+		}{
+			{s.Away, "away"}, {s.Paused, "paused"}, {s.InDebt, "in debt"},
+			{s.KeysInDebt > 0, fmt.Sprintf("%d keys in debt", s.KeysInDebt)},
+			{len(s.Overdue) > 0, fmt.Sprintf("%d do not return", len(s.Overdue))},
+		} {
+			if is.so {
+				state = append(state, is.what)
+			}
+		}
+		if len(state) == 0 && s.Open > 0 && now.Sub(s.OldestSince) > slowAfter {
+			state = append(state, "slow or failing")
+		}
+		if len(state) == 0 {
+			continue
+		}
+		oldest := "-"
+		if s.OldestOpen != "" {
+			oldest = plain(s.OldestOpen, 64) + ", " + age(now, s.OldestSince)
+		}
+		rows = append(rows, []string{plain(s.Name, 64), strings.Join(state, ", "), strconv.Itoa(s.Open), oldest, plain(orDash(s.LastError), 100)})
+	}
+	if len(rows) > 0 {
+		columns(w, append([][]string{{"SUBSCRIBER", "IS", "OPEN", "OLDEST", "LAST ERROR"}}, rows...))
+	}
+}
+
+func printStatus(w io.Writer, s ops.Status) {
+	slot := s.Slot
+	switch {
+	case !slot.Exists && slot.State == "":
+		fmt.Fprintf(w, "Slot %s does not exist, and no relay has used that name in this database.\n", slot.Name)
+	case !slot.Exists:
+		fmt.Fprintf(w, "Slot %s does not exist any more. The next start of the relay makes it anew and sends the unpublished rows first.\n", slot.Name)
+	default:
+		fmt.Fprintf(w, "Slot %s is %s", slot.Name, orDash(slot.WALStatus))
+		if slot.Invalidation != "" {
+			fmt.Fprintf(w, " (%s)", slot.Invalidation)
+		}
+		safe := "any amount"
+		if slot.Safe != nil {
+			safe = size(float64(max(0, *slot.Safe)))
+		}
+		fmt.Fprintf(w, ", confirmed up to %s.\n  lag %s   retained %s   may still be written before it is lost: %s\n",
+			slot.Confirmed, size(float64(slot.LagBytes)), size(float64(slot.Retained)), safe)
+		if slot.State == "" {
+			fmt.Fprintln(w, "  walpost did not make it.")
+		}
+		if slot.HeldBackBy != "" {
+			fmt.Fprintf(w, "  The server waits for a standby of synchronized_standby_slots (%s) before it sends more.\n", plain(slot.HeldBackBy, 100))
+		}
+	}
+	running := "nobody reads the slot: no relay runs, or it cannot stream"
+	if slot.Active {
+		running = "pid " + strconv.Itoa(slot.ActivePID) + " of the server sends it the slot"
+	}
+	if s.Leader != nil {
+		fmt.Fprintf(w, "Leader %s, term %d; %s.\n", plain(s.Leader.Holder, 100), s.Leader.Term, running)
+	} else {
+		fmt.Fprintf(w, "No relay has led yet; %s.\n", running)
+	}
+	for _, stranger := range s.Strangers {
+		fmt.Fprintf(w, "  %s: it stops nothing, but it is no relay.\n", plain(stranger.String(), 120))
+	}
+	fmt.Fprintln(w)
+	printSubscribers(w, s)
+}
+
+func printSubscribers(w io.Writer, s ops.Status) {
+	if len(s.Subscribers) == 0 {
+		fmt.Fprintln(w, "No subscriber is recorded: a relay records them when it starts to stream.")
+		return
+	}
+	rows := [][]string{{"SUBSCRIBER", "STATE", "WAITING", "OLDEST", "DEAD", "OLDEST", "FINISHED", "BEHIND", "HOLDS"}}
+	var waiting, dead int64
+	for _, sub := range s.Subscribers {
+		state, behind, holds := sub.State, size(float64(sub.LagBytes)), size(float64(sub.HoldingWALBytes))
+		if state == ops.Gone {
+			state, behind, holds = "gone for "+age(s.At, sub.GoneAt), "-", "-"
+		}
+		rows = append(rows, []string{
+			plain(sub.Name, 64), state,
+			strconv.FormatInt(sub.Waiting.Deliveries, 10), age(s.At, sub.Waiting.Since),
+			strconv.FormatInt(sub.Dead.Deliveries, 10), age(s.At, sub.Dead.Since),
+			sub.FinishedLSN, behind, holds,
+		})
+		waiting, dead = waiting+sub.Waiting.Deliveries, dead+sub.Dead.Deliveries
+	}
+	columns(w, rows)
+	for _, sub := range s.Subscribers {
+		if sub.NotBelieved != "" {
+			fmt.Fprintf(w, "\n%s: %s. That cannot be: restart the relay, which does not believe it and sends what is unpublished.\n", plain(sub.Name, 64), plain(sub.NotBelieved, 200))
+		}
+	}
+	switch {
+	case dead > 0:
+		fmt.Fprintf(w, "\n%s wait for a person: walpost deadletters list\n", plural(dead))
+	case waiting == 0:
+		fmt.Fprintln(w, "\nNothing is owed.")
+	}
+}
+
+func orDash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}

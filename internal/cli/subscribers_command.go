@@ -1,0 +1,134 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/backendstart/walpost/internal/config"
+	"github.com/backendstart/walpost/internal/debt"
+	"github.com/backendstart/walpost/internal/ops"
+)
+
+type subscribersCommand struct {
+	List   subscribersList   `cmd:"" help:"Show each subscriber: where it stands and what it is owed."`
+	Pause  subscribersPause  `cmd:"" help:"Stop delivering to a subscriber; it is owed everything from then on."`
+	Resume subscribersResume `cmd:"" help:"Deliver what a paused subscriber is owed, in order, and go on."`
+	Forget subscribersForget `cmd:"" help:"Remove all that is recorded of a subscriber that has left the configuration."`
+}
+
+func (subscribersCommand) Help() string {
+	return `Works on the database, whether the relay runs or not.
+
+  walpost subscribers list
+  walpost subscribers pause analytics --why "its database moves tonight"
+  walpost subscribers resume analytics
+  walpost subscribers forget billing --dry-run`
+}
+
+type subscribersList struct{ deskOptions }
+
+func (c subscribersList) Run(r *run) error {
+	return c.at(r, func(desk *ops.Desk) error {
+		status, err := desk.Status(r.ctx)
+		if err != nil {
+			return err
+		}
+		if c.JSON {
+			return writeJSON(r.Stdout, map[string]any{"subscribers": status.Subscribers})
+		}
+		printSubscribers(r.Stdout, status)
+		return nil
+	})
+}
+
+type subscribersPause struct {
+	deskOptions
+	reasonOption
+	Name string `arg:"" help:"Subscriber."`
+}
+
+func (subscribersPause) Help() string {
+	return `A running relay sees it within 2 seconds. Until resume, the subscriber's events are recorded in walpost.owed; they hold WAL up to wal_budget. What is in its handler at that moment is finished.`
+}
+
+func (c subscribersPause) Run(r *run) error {
+	return c.change(r, c.Name, c.Why, ops.Paused, (*ops.Desk).Pause,
+		"%s is paused. A running relay sees that within 2 seconds; from then on its events are recorded as owed and hold WAL up to wal_budget.\n")
+}
+
+type subscribersResume struct {
+	deskOptions
+	reasonOption
+	Name string `arg:"" help:"Subscriber."`
+}
+
+func (subscribersResume) Help() string {
+	return `A running relay sees it within 2 seconds, pays what is owed in order and then goes on with the stream.`
+}
+
+func (c subscribersResume) Run(r *run) error {
+	return c.change(r, c.Name, c.Why, ops.Live, (*ops.Desk).Resume,
+		"%s is resumed. A running relay sees that within 2 seconds and pays what is owed first, in order.\n")
+}
+
+func (o deskOptions) change(r *run, name, why, state string, change func(*ops.Desk, context.Context, string, string, string) error, done string) error {
+	return o.at(r, func(desk *ops.Desk) error {
+		if err := change(desk, r.ctx, name, who(), why); err != nil {
+			return err
+		}
+		if o.JSON {
+			return writeJSON(r.Stdout, map[string]string{"subscriber": name, "state": state})
+		}
+		_, err := fmt.Fprintf(r.Stdout, done, name)
+		return err
+	})
+}
+
+type subscribersForget struct {
+	deskOptions
+	changeOptions
+	Name string `arg:"" help:"Subscriber."`
+}
+
+func (subscribersForget) Help() string {
+	return `What it is owed is discarded, its positions and its inbox go. Refused while the configuration names it, while the relay that runs was started with it, and until a minute after a relay last used it; there is no way around that: take it out, restart the relay, then forget it. If the name comes back later, it starts at now.
+
+  walpost subscribers forget billing --dry-run
+  walpost subscribers forget billing --why "replaced by invoicing"`
+}
+
+func (c subscribersForget) Validate() error {
+	return config.Invalid(errors.Join(c.deskOptions.Validate(), c.check()))
+}
+
+func (c subscribersForget) Run(r *run) error {
+	return c.at(r, func(desk *ops.Desk) error {
+		if err := desk.Forgettable(r.ctx, c.Name); err != nil {
+			return err
+		}
+		counts, _, err := desk.Fitting(r.ctx, debt.Filter{Subscriber: c.Name})
+		if err != nil {
+			return err
+		}
+		owed := ops.Total(counts, 0)
+		switch {
+		case c.DryRun && c.JSON:
+			return writeJSON(r.Stdout, map[string]any{"subscriber": c.Name, "would_discard": owed})
+		case c.DryRun:
+			_, err := fmt.Fprintf(r.Stdout, "Forgetting %s would discard %s; its positions and its inbox would go. Nothing was changed.\n", plain(c.Name, 64), plural(owed))
+			return err
+		}
+		if err := c.ask(r, fmt.Sprintf("Forget %s, with %s that it is owed?", plain(c.Name, 64), plural(owed))); err != nil {
+			return err
+		}
+		if err := desk.Forget(r.ctx, c.Name, who(), c.Why); err != nil {
+			return err
+		}
+		if c.JSON {
+			return writeJSON(r.Stdout, map[string]any{"subscriber": c.Name, "discarded": owed})
+		}
+		_, err = fmt.Fprintf(r.Stdout, "%s is forgotten; %s discarded.\n", plain(c.Name, 64), plural(owed))
+		return err
+	})
+}
