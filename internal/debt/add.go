@@ -99,7 +99,7 @@ func (s *Store) add(ctx context.Context, tx pgx.Tx, subscriber string, ids []str
 			added = append(added, lane.Owed{Event: e})
 		}
 	}
-	bound, err := WALEnd(ctx, tx) // after the last look: what it has found committed before that
+	bound, err := store.WALEnd(ctx, tx) // after the last look: what it has found committed before that
 	if err != nil {
 		return 0, nil, err
 	}
@@ -141,12 +141,7 @@ func (s *Store) behindTheStream(ctx context.Context, tx pgx.Tx, subscriber strin
 	if err := store.AwaitTurn(ctx, tx, s.slot, store.TurnAdd); err != nil {
 		return position, err
 	}
-	var exists bool
-	err = tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM walpost.subscribers WHERE slot = $1 AND name = $2)`, s.slot, subscriber).Scan(&exists)
-	if err == nil && !exists {
-		err = unknown(subscriber)
-	}
-	if err != nil {
+	if _, err := store.IsConfigured(ctx, tx, s.slot, subscriber); err != nil {
 		return position, err
 	}
 	err = tx.QueryRow(ctx, `

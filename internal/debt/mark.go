@@ -2,6 +2,7 @@ package debt
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -11,6 +12,7 @@ import (
 	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/internal/store"
 )
 
 // forAll stands for the subscriber in a row whose event is owed to nobody: only its mark has to wait.
@@ -235,29 +237,23 @@ func (s *Store) settlePaid(ctx context.Context, tx pgx.Tx, found []unmarked, wai
 // passed returns the recorded position below which the server sends nothing again, as that of forAll, and up to
 // where each subscriber needs nothing that it sends.
 func (s *Store) passed(ctx context.Context, tx pgx.Tx) (map[string]event.Position, error) {
-	rows, err := tx.Query(ctx, `
-		SELECT '', epoch, confirmed::text, 0::bigint FROM walpost.slots WHERE slot = $1
-		UNION ALL
-		SELECT name, secured_epoch, secured_commit::text, secured_ordinal FROM walpost.subscribers WHERE slot = $1`, s.slot)
+	passed := make(map[string]event.Position)
+	var confirmed event.Position
+	var commit string
+	err := tx.QueryRow(ctx, `SELECT epoch, confirmed::text FROM walpost.slots WHERE slot = $1`, s.slot).Scan(&confirmed.Epoch, &commit)
+	if err == nil {
+		confirmed.Commit, err = event.ParseLSN(commit)
+		passed[forAll] = confirmed
+	}
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return nil, err
+	}
+	subscribers, err := store.Subscribers(ctx, tx, s.slot)
 	if err != nil {
 		return nil, err
 	}
-	passed := make(map[string]event.Position)
-	var name, commit string
-	var at event.Position
-	_, err = pgx.ForEachRow(rows, []any{&name, &at.Epoch, &commit, &at.Ordinal}, func() (err error) {
-		at.Commit, err = event.ParseLSN(commit)
-		passed[name] = at
-		return err
-	})
-	return passed, err
-}
-
-// WALEnd is the end of the WAL: what earlier statements of the transaction have seen committed below it.
-func WALEnd(ctx context.Context, tx pgx.Tx) (event.LSN, error) {
-	var text string
-	if err := tx.QueryRow(ctx, `SELECT pg_catalog.pg_current_wal_insert_lsn()::text`).Scan(&text); err != nil {
-		return 0, fmt.Errorf("look up the end of the WAL: %w", err)
+	for _, sub := range subscribers {
+		passed[sub.Name] = sub.Secured
 	}
-	return event.ParseLSN(text)
+	return passed, nil
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/outbox"
+	"github.com/backendstart/walpost/internal/store"
 )
 
 // Paid removes deliveries that were delivered, and raises the subscriber's secured position. It marks nothing: a
@@ -35,10 +36,7 @@ func (s *Store) Paid(ctx context.Context, subscriber string, paid []lane.Paid, s
 			DELETE FROM walpost.owed WHERE slot = $1 AND subscriber = $2 AND state = 'paid' AND NOT mark
 			AND (epoch, commit_lsn, ordinal) <= ($3::int, $4::text::pg_lsn, $5::bigint)
 			AND (NOT made_up OR (epoch, bound) <= ($3::int, $4::text::pg_lsn))`, position...)
-		batch.Queue(`
-			UPDATE walpost.subscribers SET secured_epoch = $3, secured_commit = $4::text::pg_lsn, secured_ordinal = $5, updated_at = now()
-			WHERE slot = $1 AND name = $2
-			AND (secured_epoch, secured_commit, secured_ordinal) < ($3::int, $4::text::pg_lsn, $5::bigint)`, position...)
+		store.QueueRaiseSecured(&batch, s.slot, subscriber, secured)
 		if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
 			return fmt.Errorf("record %d deliveries to %q as paid: %w", len(paid), subscriber, err)
 		}

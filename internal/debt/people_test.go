@@ -13,6 +13,7 @@ import (
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/outbox"
+	recorded "github.com/backendstart/walpost/internal/store"
 	"github.com/backendstart/walpost/internal/testdb"
 )
 
@@ -339,12 +340,13 @@ func TestSubscribers_tellWhereTheyStand(t *testing.T) {
 	}
 	a.LastSeen, a.Waiting.Since, a.Dead.Since = time.Time{}, time.Time{}, time.Time{}
 	want(t, "a", a, debt.SubscriberRow{
-		Name: "a", Paused: true, Secured: event.Position{Epoch: 1, Commit: 0x20},
-		Waiting: debt.Sum{Number: 2, Oldest: events[0].Position}, Dead: debt.Sum{Number: 1, Oldest: events[2].Position},
+		Subscriber: recorded.Subscriber{Name: "a", Paused: true, Secured: event.Position{Epoch: 1, Commit: 0x20}, Wants: `[{"any": [{}]}]`},
+		Waiting:    debt.Sum{Number: 2, Oldest: events[0].Position}, Dead: debt.Sum{Number: 1, Oldest: events[2].Position},
 	})
 	b := got[1]
 	b.LastSeen = time.Time{}
-	want(t, "b", b, debt.SubscriberRow{Name: "b", Gone: time.Date(2024, 1, 1, 0, 0, 0, 0, time.UTC)})
+	want(t, "b", b, debt.SubscriberRow{Subscriber: recorded.Subscriber{
+		Name: "b", GoneAt: time.Date(2024, 1, 1, 0, 0, 0, 0, time.UTC), Wants: `[{"any": [{}]}]`}})
 }
 
 func TestPauseAndResume_areAuditedWhenTheyChangeSomething(t *testing.T) {

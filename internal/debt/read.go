@@ -10,6 +10,7 @@ import (
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/outbox"
+	"github.com/backendstart/walpost/internal/store"
 )
 
 // Waiting reads waiting deliveries in the order of their positions, whether they are due or not. It
@@ -252,7 +253,7 @@ func (s *Store) Blocked(ctx context.Context, subscriber string) ([]string, error
 const changeSQL = `(SELECT coalesce(max(id), 0) FROM walpost.audit WHERE slot = $1)`
 
 // pausedSQL tells whether subscriber $2 of slot $1 is paused.
-const pausedSQL = `coalesce((SELECT state = 'paused' FROM walpost.subscribers WHERE slot = $1 AND name = $2), false)`
+var pausedSQL = store.PausedSQL("$1", "$2")
 
 // beyondSQL tells whether the stream may still bring anything of that state to who is secured up to the position in $3
 // to $5: what stands beyond it, or was read from its table and may have committed beyond it. Each has an EXISTS of its

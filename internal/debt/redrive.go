@@ -2,7 +2,6 @@ package debt
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -12,6 +11,7 @@ import (
 
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/lane"
+	"github.com/backendstart/walpost/internal/store"
 )
 
 // Redrive makes dead deliveries wait again, the oldest first: a relay sends them, the one that runs within
@@ -80,25 +80,26 @@ func (s *Store) ofTheDead(ctx context.Context, filter Filter) (Filter, error) {
 	if filter.Subscriber == "" {
 		return filter, nil
 	}
-	var gone *time.Time
-	err := s.pool.QueryRow(ctx, `SELECT gone_at FROM walpost.subscribers WHERE slot = $1 AND name = $2`, s.slot, filter.Subscriber).Scan(&gone)
-	switch {
-	case errors.Is(err, pgx.ErrNoRows):
-		return filter, unknown(filter.Subscriber)
-	case err == nil && gone != nil:
-		return filter, Refused(fmt.Sprintf("subscriber %q has left the configuration, nobody would send to it: put it back and start the relay, or discard what it is owed", filter.Subscriber))
+	configured, err := store.IsConfigured(ctx, s.pool, s.slot, filter.Subscriber)
+	if err == nil && !configured {
+		err = Refused(fmt.Sprintf("subscriber %q has left the configuration, no relay would send to it: put it back and start the relay, or discard what it is owed", filter.Subscriber))
 	}
 	return filter, err
 }
 
 // configured returns the subscribers that are in the configuration: all, or only the one that is named.
 func (s *Store) configured(ctx context.Context, name string) ([]string, error) {
-	rows, err := s.pool.Query(ctx, `
-		SELECT name FROM walpost.subscribers WHERE slot = $1 AND $2 IN ('', name) AND gone_at IS NULL ORDER BY name`, s.slot, name)
+	subscribers, err := store.Subscribers(ctx, s.pool, s.slot)
 	if err != nil {
 		return nil, err
 	}
-	return pgx.CollectRows(rows, pgx.RowTo[string])
+	var names []string
+	for _, sub := range subscribers {
+		if sub.GoneAt.IsZero() && (name == "" || name == sub.Name) {
+			names = append(names, sub.Name)
+		}
+	}
+	return names, nil
 }
 
 // chooseDead locks dead deliveries of one subscriber in the order in which they are sent: of a key with
@@ -137,12 +138,11 @@ const becomesWaiting = `
 	    size = CASE invalid WHEN '' THEN size ELSE 2147483647 END
 	WHERE ` + theDelivery
 
-const (
-	// unsound is true of a delivery, named o, of an event that nothing can make a valid one.
-	unsound = `o.copied AND o.invalid <> ''`
-	// sendable is true of a delivery, named o, whose subscriber is in the configuration.
-	sendable = `EXISTS (SELECT FROM walpost.subscribers s WHERE s.slot = o.slot AND s.name = o.subscriber AND s.gone_at IS NULL)`
-)
+// unsound is true of a delivery, named o, of an event that nothing can make a valid one.
+const unsound = `o.copied AND o.invalid <> ''`
+
+// sendable is true of a delivery, named o, whose subscriber is in the configuration.
+var sendable = store.ConfiguredSQL("o.slot", "o.subscriber")
 
 // Redrivable is a number of a subscriber's dead deliveries: those that Redrive makes wait, and those that it
 // leaves as they are, because of their event or because the subscriber is in no configuration.

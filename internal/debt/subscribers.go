@@ -13,21 +13,9 @@ import (
 	"github.com/backendstart/walpost/internal/store"
 )
 
-// ErrNoSubscriber means that nothing is recorded of a subscriber of that name.
-var ErrNoSubscriber = errors.New("there is no subscriber")
-
 // SubscriberRow is what is recorded of a subscriber, whether it is in the configuration or not.
 type SubscriberRow struct {
-	Name   string
-	Paused bool
-	// Gone is since when it is in no configuration; zero while it is in one.
-	Gone time.Time
-	// Finished and Secured are up to where everything is finished, and finished or owed.
-	Finished, Secured event.Position
-	// LastSeen is when a relay last wrote its position: at its start, and whenever something was finished.
-	LastSeen time.Time
-	// Doubt is why its positions cannot be true, "" if they can.
-	Doubt string
+	store.Subscriber
 	// Waiting and Dead are what it is owed.
 	Waiting, Dead Sum
 }
@@ -43,31 +31,39 @@ type Sum struct {
 
 // Subscribers returns the slot's subscribers by name. It reads an index over everything owed.
 func (s *Store) Subscribers(ctx context.Context) ([]SubscriberRow, error) {
-	rows, err := s.pool.Query(ctx, `
-		SELECT s.name, s.state = 'paused', s.gone_at, s.last_seen,
-		       s.finished_epoch, s.finished_commit::text, s.finished_ordinal,
-		       s.secured_epoch, s.secured_commit::text, s.secured_ordinal,
-		       coalesce(`+store.DoubtPosition+`, ''),
-		       w.number, w.epoch, w.commit_lsn, w.ordinal, w.since, d.number, d.epoch, d.commit_lsn, d.ordinal, d.since
-		FROM walpost.subscribers s LEFT JOIN walpost.slots k USING (slot), `+sumSQL(lane.StateWaiting)+` w, `+sumSQL(lane.StateDead)+` d
-		WHERE s.slot = $1 ORDER BY s.name`, s.slot)
-	if err != nil {
-		return nil, fmt.Errorf("list subscribers: %w", err)
-	}
-	subscribers, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (SubscriberRow, error) {
-		var r SubscriberRow
-		var gone, waiting, dead *time.Time
-		positions := []*event.Position{&r.Finished, &r.Secured, &r.Waiting.Oldest, &r.Dead.Oldest}
-		commits := make([]string, len(positions))
-		err := row.Scan(&r.Name, &r.Paused, &gone, &r.LastSeen,
-			&r.Finished.Epoch, &commits[0], &r.Finished.Ordinal, &r.Secured.Epoch, &commits[1], &r.Secured.Ordinal, &r.Doubt,
-			&r.Waiting.Number, &r.Waiting.Oldest.Epoch, &commits[2], &r.Waiting.Oldest.Ordinal, &waiting,
-			&r.Dead.Number, &r.Dead.Oldest.Epoch, &commits[3], &r.Dead.Oldest.Ordinal, &dead)
-		for i := 0; i < len(positions) && err == nil; i++ {
-			positions[i].Commit, err = event.ParseLSN(commits[i])
+	var subscribers []SubscriberRow
+	err := s.inTx(ctx, func(tx pgx.Tx) error {
+		// Positions first, then what is owed: then what lies before a position and is not owed is finished.
+		recorded, err := store.Subscribers(ctx, tx, s.slot)
+		if err != nil {
+			return err
 		}
-		r.Gone, r.LastSeen, r.Waiting.Since, r.Dead.Since = or(gone), r.LastSeen.UTC(), or(waiting), or(dead)
-		return r, err
+		subscribers = make([]SubscriberRow, len(recorded))
+		names := make([]string, len(recorded))
+		for i, sub := range recorded {
+			subscribers[i].Subscriber, names[i] = sub, sub.Name
+		}
+		rows, err := tx.Query(ctx, sumsSQL, s.slot, names)
+		if err != nil {
+			return err
+		}
+		n := 0
+		_, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (struct{}, error) {
+			r := &subscribers[n]
+			n++
+			var commits [2]string
+			var since [2]*time.Time
+			err := row.Scan(&r.Waiting.Number, &r.Waiting.Oldest.Epoch, &commits[0], &r.Waiting.Oldest.Ordinal, &since[0],
+				&r.Dead.Number, &r.Dead.Oldest.Epoch, &commits[1], &r.Dead.Oldest.Ordinal, &since[1])
+			for i, sum := range [2]*Sum{&r.Waiting, &r.Dead} {
+				if err == nil {
+					sum.Since = or(since[i])
+					sum.Oldest.Commit, err = event.ParseLSN(commits[i])
+				}
+			}
+			return struct{}{}, err
+		})
+		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("list subscribers: %w", err)
@@ -75,9 +71,15 @@ func (s *Store) Subscribers(ctx context.Context) ([]SubscriberRow, error) {
 	return subscribers, nil
 }
 
+// sumsSQL has a row for each of the subscribers in $2, in their order.
+var sumsSQL = `
+	SELECT w.number, w.epoch, w.commit_lsn, w.ordinal, w.since, d.number, d.epoch, d.commit_lsn, d.ordinal, d.since
+	FROM unnest($2::text[]) WITH ORDINALITY s(name, n), ` + sumSQL(lane.StateWaiting) + ` w, ` + sumSQL(lane.StateDead) + ` d
+	ORDER BY s.n`
+
 // sumSQL is the Sum of subscriber s in one state, which is written out, because each has an index of its own.
 func sumSQL(state lane.State) string {
-	those := "FROM walpost.owed o WHERE o.slot = s.slot AND o.subscriber = s.name AND o.state = '" + string(state) + "'"
+	those := "FROM walpost.owed o WHERE o.slot = $1 AND o.subscriber = s.name AND o.state = '" + string(state) + "'"
 	return `LATERAL (
 		SELECT n.number, coalesce(f.epoch, 0) AS epoch, coalesce(f.commit_lsn, '0/0')::text AS commit_lsn,
 		       coalesce(f.ordinal, 0) AS ordinal, coalesce(f.committed_at, f.recorded_at) AS since
@@ -87,13 +89,13 @@ func sumSQL(state lane.State) string {
 
 // Pause makes a subscriber owe everything from now on. Pausing one that is paused changes nothing.
 func (s *Store) Pause(ctx context.Context, name, who, why string) error {
-	return s.setState(ctx, name, "paused", "pause", s.refusing(ctx, who, "pause", why))
+	return s.setPaused(ctx, name, true, s.refusing(ctx, who, "pause", why))
 }
 
 // Unwanted is Pause on the word of the subscriber itself: it wants nothing any more. That is an act of the relay,
 // so it does not depend on its note.
 func (s *Store) Unwanted(ctx context.Context, name, why string) error {
-	return s.setState(ctx, name, "paused", "pause", func(tx pgx.Tx, facts map[string]any) error {
+	return s.setPaused(ctx, name, true, func(tx pgx.Tx, facts map[string]any) error {
 		_ = NoteByRelay(ctx, tx, s.slot, "walpost", "pause", facts, reason(why))
 		return nil
 	})
@@ -109,25 +111,22 @@ func (s *Store) refusing(ctx context.Context, who, action, why string) func(pgx.
 
 // Resume lets a paused subscriber be paid and go on.
 func (s *Store) Resume(ctx context.Context, name, who, why string) error {
-	return s.setState(ctx, name, "live", "resume", s.refusing(ctx, who, "resume", why))
+	return s.setPaused(ctx, name, false, s.refusing(ctx, who, "resume", why))
 }
 
-func (s *Store) setState(ctx context.Context, name, state, action string, note func(pgx.Tx, map[string]any) error) error {
+func (s *Store) setPaused(ctx context.Context, name string, paused bool, note func(pgx.Tx, map[string]any) error) error {
 	err := s.inTx(ctx, func(tx pgx.Tx) error {
-		var before string
-		err := tx.QueryRow(ctx, `SELECT state FROM walpost.subscribers WHERE slot = $1 AND name = $2 FOR UPDATE`, s.slot, name).Scan(&before)
-		switch {
-		case errors.Is(err, pgx.ErrNoRows):
-			return unknown(name)
-		case err != nil || before == state:
-			return err
-		}
-		if _, err := tx.Exec(ctx, `UPDATE walpost.subscribers SET state = $3, updated_at = now() WHERE slot = $1 AND name = $2`, s.slot, name, state); err != nil {
+		changed, err := store.SetPaused(ctx, tx, s.slot, name, paused)
+		if err != nil || !changed {
 			return err
 		}
 		return note(tx, map[string]any{"subscriber": name})
 	})
 	if err != nil {
+		action := "resume"
+		if paused {
+			action = "pause"
+		}
 		return fmt.Errorf("%s subscriber %q: %w", action, name, err)
 	}
 	Announce(ctx, s.pool, s.slot)
@@ -137,14 +136,7 @@ func (s *Store) setState(ctx context.Context, name, state, action string, note f
 // Forget removes everything about a subscriber: what it is owed is discarded, then its positions and its
 // inbox go. It must not be in the configuration of a running relay; that is for the caller to check.
 func (s *Store) Forget(ctx context.Context, name, who, why string) error {
-	var exists bool
-	err := s.pool.QueryRow(ctx, `
-		SELECT EXISTS (SELECT FROM walpost.subscribers WHERE slot = $1 AND name = $2)
-		OR EXISTS (SELECT FROM walpost.owed WHERE slot = $1 AND state IN ('waiting', 'dead') AND subscriber = $2)`, s.slot, name).Scan(&exists)
-	if err == nil && !exists {
-		err = unknown(name)
-	}
-	if err != nil {
+	if err := s.checkKnown(ctx, name); err != nil {
 		return fmt.Errorf("forget subscriber %q: %w", name, err)
 	}
 	discarded, err := s.Discard(ctx, Filter{Subscriber: name}, who, why)
@@ -160,7 +152,7 @@ func (s *Store) Forget(ctx context.Context, name, who, why string) error {
 		if _, err := tx.Exec(ctx, `DELETE FROM walpost.inbox WHERE slot = $1 AND subscriber = $2`, s.slot, name); err != nil {
 			return err
 		}
-		if _, err := tx.Exec(ctx, `DELETE FROM walpost.subscribers WHERE slot = $1 AND name = $2`, s.slot, name); err != nil {
+		if err := store.DeleteSubscriber(ctx, tx, s.slot, name); err != nil {
 			return err
 		}
 		_, err = s.audit(ctx, tx, who, "forget", map[string]any{"subscriber": name, "deliveries": discarded.Deliveries}, why)
@@ -171,6 +163,21 @@ func (s *Store) Forget(ctx context.Context, name, who, why string) error {
 	}
 	Announce(ctx, s.pool, s.slot)
 	return nil
+}
+
+// checkKnown returns store.ErrNoSubscriber where nothing is recorded of a subscriber, nor owed to it.
+func (s *Store) checkKnown(ctx context.Context, name string) error {
+	_, unknown := store.IsConfigured(ctx, s.pool, s.slot, name)
+	if !errors.Is(unknown, store.ErrNoSubscriber) {
+		return unknown
+	}
+	var owed bool
+	err := s.pool.QueryRow(ctx, `
+		SELECT EXISTS (SELECT FROM walpost.owed WHERE slot = $1 AND state IN ('waiting', 'dead') AND subscriber = $2)`, s.slot, name).Scan(&owed)
+	if err == nil && !owed {
+		err = unknown
+	}
+	return err
 }
 
 // Rename gives everything that is recorded of a subscriber to another name, which must not be known. What a
@@ -185,15 +192,10 @@ func (s *Store) Rename(ctx context.Context, tx pgx.Tx, before, name string) erro
 			SELECT FROM walpost.inbox o WHERE o.slot = $1 AND o.subscriber = $2
 			AND o.source = n.source AND o.event_id = n.event_id AND o.occurrence = n.occurrence)`,
 		`UPDATE walpost.inbox SET subscriber = $3 WHERE slot = $1 AND subscriber = $2`,
-		`UPDATE walpost.subscribers SET name = $3, updated_at = now() WHERE slot = $1 AND name = $2`,
 	} {
 		if _, err := tx.Exec(ctx, sql, s.slot, before, name); err != nil {
 			return fmt.Errorf("rename subscriber %q to %q: %w", before, name, err)
 		}
 	}
-	return nil
-}
-
-func unknown(subscriber string) error {
-	return fmt.Errorf("%w %q at this slot: `walpost subscribers list` has their names", ErrNoSubscriber, subscriber)
+	return store.RenameSubscriber(ctx, tx, s.slot, before, name)
 }

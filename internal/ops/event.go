@@ -134,7 +134,7 @@ func (d *Desk) Event(ctx context.Context, id string) (Event, error) {
 			standing := Standing{Subscriber: s.Name, Source: of.Source, Occurrence: of.Occurrence, State: Unknown,
 				EffectAt: effects[debt.Effect{Subscriber: s.Name, Event: of}], secured: s.Secured.String()}
 			d.stand(&standing, e, owed, paid)
-			if s.Gone.IsZero() || standing.Owed != nil {
+			if s.GoneAt.IsZero() || standing.Owed != nil {
 				e.Deliveries = append(e.Deliveries, standing)
 			}
 		}

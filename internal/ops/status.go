@@ -160,12 +160,12 @@ func (s *Status) Tell(p relay.Progress) {
 
 func subscriberOf(row debt.SubscriberRow, slot *wal.Slot, epoch int32) Subscriber {
 	s := Subscriber{
-		Name: row.Name, State: Live, GoneAt: row.Gone, NotBelieved: row.Doubt, LastSeen: row.LastSeen,
+		Name: row.Name, State: Live, GoneAt: row.GoneAt, NotBelieved: row.Doubt, LastSeen: row.LastSeen,
 		Finished: row.Finished.String(), Secured: row.Secured.String(), FinishedLSN: row.Finished.Commit.String(),
 		Waiting: Owed{row.Waiting.Number, row.Waiting.Since}, Dead: Owed{row.Dead.Number, row.Dead.Since},
 	}
 	switch {
-	case !row.Gone.IsZero():
+	case !row.GoneAt.IsZero():
 		s.State = Gone
 	case row.Paused:
 		s.State = Paused

@@ -13,6 +13,7 @@ import (
 	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/relay"
 	"github.com/backendstart/walpost/internal/replay"
+	"github.com/backendstart/walpost/internal/store"
 )
 
 const (
@@ -171,7 +172,7 @@ func (s *Server) serveDesk(w http.ResponseWriter, r *http.Request, answer func(c
 		status = http.StatusBadRequest
 	case errors.As(err, &large):
 		status = http.StatusRequestEntityTooLarge
-	case errors.Is(err, debt.ErrNoSubscriber), errors.Is(err, ErrNotOwed), errors.Is(err, ErrNoEvent), errors.Is(err, replay.ErrNoReplay):
+	case errors.Is(err, store.ErrNoSubscriber), errors.Is(err, ErrNotOwed), errors.Is(err, ErrNoEvent), errors.Is(err, replay.ErrNoReplay):
 		status = http.StatusNotFound
 	case errors.Is(err, replay.ErrOver):
 		status = http.StatusConflict

@@ -53,29 +53,21 @@ func (k stored) securedIn(epoch int32) event.Position {
 func (r *Relay) readSubscribers(ctx context.Context, s *session) error {
 	known := make(map[string]stored)
 	err := postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) error {
-		rows, err := tx.Query(ctx, `
-			SELECT s.name, s.secured_epoch, s.secured_commit::text, s.secured_ordinal, coalesce(s.gone_at::text, ''), s.wants::text,
-			       coalesce(`+store.DoubtPosition+`, '')
-			FROM walpost.subscribers s LEFT JOIN walpost.slots k USING (slot) WHERE s.slot = $1`, r.Slot)
+		subscribers, err := store.Subscribers(ctx, tx, r.Slot)
 		if err != nil {
 			return err
 		}
-		var name, secured, text string
-		var k stored
-		_, err = pgx.ForEachRow(rows, []any{&name, &k.secured.Epoch, &secured, &k.secured.Ordinal, &k.goneAt, &text, &k.doubt}, func() (err error) {
-			if k.secured.Commit, err = event.ParseLSN(secured); err != nil {
-				return err
+		for _, sub := range subscribers {
+			k := stored{secured: sub.Secured, doubt: sub.Doubt}
+			if !sub.GoneAt.IsZero() {
+				k.goneAt = sub.GoneAt.Format(time.RFC3339)
 			}
-			if k.wants, err = parseWants([]byte(text)); err != nil {
-				r.Log.Warn("what a subscriber wanted before cannot be read; it counts as everything", "subscriber", name, "err", err)
+			if k.wants, err = parseWants([]byte(sub.Wants)); err != nil {
+				r.Log.Warn("what a subscriber wanted before cannot be read; it counts as everything", "subscriber", sub.Name, "err", err)
 			}
-			known[name] = k
-			return nil
-		})
-		if err != nil {
-			return err
+			known[sub.Name] = k
 		}
-		s.end, err = endOfWAL(ctx, tx) // after the positions, so that it is beyond all that are true
+		s.end, err = store.WALEnd(ctx, tx) // after the positions, so that it is beyond all that are true
 		return err
 	})
 	if err != nil {
@@ -85,18 +77,9 @@ func (r *Relay) readSubscribers(ctx context.Context, s *session) error {
 	return nil
 }
 
-// endOfWAL is the end of what was ever written to the WAL: whatever has committed, flushed or not, lies below it.
-func endOfWAL(ctx context.Context, tx pgx.Tx) (event.LSN, error) {
-	var text string
-	if err := tx.QueryRow(ctx, `SELECT pg_catalog.pg_current_wal_insert_lsn()::text`).Scan(&text); err != nil {
-		return 0, fmt.Errorf("look up the end of the WAL: %w", err)
-	}
-	return event.ParseLSN(text)
-}
-
 func (r *Relay) readEnd(ctx context.Context, s *session) error {
 	return postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) (err error) {
-		s.end, err = endOfWAL(ctx, tx)
+		s.end, err = store.WALEnd(ctx, tx)
 		return err
 	})
 }
@@ -120,13 +103,8 @@ func (r *Relay) restartPositions(ctx context.Context, tx pgx.Tx, s *session) err
 	if s.record != nil && s.record.epoch != s.epoch {
 		names = slices.Sorted(maps.Keys(s.known))
 	}
-	_, err := tx.Exec(ctx, `
-		UPDATE walpost.subscribers SET system_id = $3, timeline = $4, updated_at = now(),
-		    secured_epoch = $5, secured_commit = '0/0', secured_ordinal = 0,
-		    finished_epoch = $5, finished_commit = '0/0', finished_ordinal = 0
-		WHERE slot = $1 AND name = ANY ($2)`, r.Slot, names, s.system.ID, s.system.Timeline, s.epoch)
-	if err != nil {
-		return fmt.Errorf("restart the positions of %q: %w", names, err)
+	if err := store.RestartPositions(ctx, tx, r.Slot, s.system.ID, s.system.Timeline, s.epoch, names); err != nil {
+		return err
 	}
 	for _, name := range names {
 		k := s.known[name]
@@ -276,48 +254,11 @@ func (r *Relay) logPositions(s *session) {
 // savePositions writes where each subscriber begins and what it wants. Those that are no members have left, and
 // there is nothing more to record of them.
 func (r *Relay) savePositions(ctx context.Context, tx pgx.Tx, s *session, members []member) error {
-	names := make([]string, len(members))
+	starts := make([]store.SubscriberStart, len(members))
 	for i, m := range members {
-		names[i] = m.name
-		sql := `
-			INSERT INTO walpost.subscribers AS s (slot, name, system_id, timeline, secured_epoch, secured_commit, secured_ordinal, wants)
-			VALUES ($1, $2, $3, $4, $5, $6::text::pg_lsn, $7, $8::text::jsonb)
-			ON CONFLICT (slot, name) DO UPDATE SET system_id = excluded.system_id, timeline = excluded.timeline,
-			    secured_epoch = excluded.secured_epoch, secured_commit = excluded.secured_commit,
-			    secured_ordinal = excluded.secured_ordinal, wants = excluded.wants,
-			    ` + finishedAtMost("excluded.secured_epoch", "excluded.secured_commit", "excluded.secured_ordinal") + `,
-			    gone_at = NULL, last_seen = now(), updated_at = now()`
-		if m.left { // no INSERT: a person may have forgotten it meanwhile
-			sql = `
-			UPDATE walpost.subscribers s SET system_id = $3, timeline = $4,
-			    secured_epoch = $5, secured_commit = $6::text::pg_lsn, secured_ordinal = $7, wants = $8::text::jsonb,
-			    ` + finishedAtMost("$5", "$6::text::pg_lsn", "$7") + `,
-			    gone_at = coalesce(gone_at, now()), last_seen = now(), updated_at = now()
-			WHERE slot = $1 AND name = $2`
-		}
-		_, err := tx.Exec(ctx, sql, r.Slot, m.name, s.system.ID, s.system.Timeline,
-			m.after.Epoch, m.after.Commit.String(), m.after.Ordinal, m.wants.encode())
-		if err != nil {
-			return fmt.Errorf("write position of subscriber %q: %w", m.name, err)
-		}
+		starts[i] = store.SubscriberStart{Name: m.name, After: m.after, Wants: m.wants.encode(), Left: m.left}
 	}
-	_, err := tx.Exec(ctx, `
-		UPDATE walpost.subscribers SET gone_at = coalesce(gone_at, now()), wants = '[]', updated_at = now()
-		WHERE slot = $1 AND (gone_at IS NULL OR wants <> '[]') AND name <> ALL ($2)`, r.Slot, names)
-	if err != nil {
-		return fmt.Errorf("write which subscribers are gone: %w", err)
-	}
-	return nil
-}
-
-// finishedAtMost sets what is finished of subscriber s to no more than what is secured.
-func finishedAtMost(epoch, commit, ordinal string) string {
-	secured := "(" + epoch + "::int, " + commit + ", " + ordinal + "::bigint)"
-	const finished = "(s.finished_epoch, s.finished_commit, s.finished_ordinal)"
-	at := func(column, value string) string {
-		return column + " = CASE WHEN " + finished + " > " + secured + " THEN " + value + " ELSE s." + column + " END"
-	}
-	return at("finished_epoch", epoch+"::int") + ", " + at("finished_commit", commit) + ", " + at("finished_ordinal", ordinal+"::bigint")
+	return store.SaveStarts(ctx, tx, r.Slot, s.system.ID, s.system.Timeline, starts)
 }
 
 // depart records that everything that committed before a subscriber left is delivered or owed: from here on it
@@ -325,20 +266,12 @@ func finishedAtMost(epoch, commit, ordinal string) string {
 func (r *Relay) depart(ctx context.Context, name string, at event.Position) error {
 	ctx, cancel := context.WithTimeout(ctx, statementLimit)
 	defer cancel()
-	err := postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) error {
+	return postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) error {
 		if err := r.fence.Hold(ctx, tx); err != nil {
 			return err
 		}
-		_, err := tx.Exec(ctx, `
-			UPDATE walpost.subscribers SET secured_epoch = $3, secured_commit = $4::text::pg_lsn, secured_ordinal = $5,
-			    wants = '[]', last_seen = now(), updated_at = now()
-			WHERE slot = $1 AND name = $2 AND gone_at IS NOT NULL`, r.Slot, name, at.Epoch, at.Commit.String(), at.Ordinal)
-		return err
+		return store.RecordDeparture(ctx, tx, r.Slot, name, at)
 	})
-	if err != nil {
-		return fmt.Errorf("record that subscriber %q has left: %w", name, err)
-	}
-	return nil
 }
 
 // positions are where the subscribers stand: everything up to secured is finished or owed, everything up
@@ -365,30 +298,11 @@ func positionsOf(tracker *ack.Tracker, names []string) *positions {
 
 // write raises the recorded positions; they never go back.
 func (p *positions) write(ctx context.Context, tx pgx.Tx, slot string) error {
-	var epochs [2][]int32
-	var commits [2][]string
-	var ordinals [2][]int64
-	for j, list := range [2][]event.Position{p.secured, p.finished} {
-		for _, position := range list {
-			epochs[j] = append(epochs[j], position.Epoch)
-			commits[j] = append(commits[j], position.Commit.String())
-			ordinals[j] = append(ordinals[j], position.Ordinal)
-		}
+	progress := make([]store.SubscriberProgress, len(p.names))
+	for i, name := range p.names {
+		progress[i] = store.SubscriberProgress{Name: name, Secured: p.secured[i], Finished: p.finished[i]}
 	}
-	_, err := tx.Exec(ctx, `
-		UPDATE walpost.subscribers s SET
-		    secured_epoch = n.se, secured_commit = n.sc::pg_lsn, secured_ordinal = n.so,
-		    finished_epoch = n.fe, finished_commit = n.fc::pg_lsn, finished_ordinal = n.fo,
-		    last_seen = now(), updated_at = now()
-		FROM unnest($2::text[], $3::int[], $4::text[], $5::bigint[], $6::int[], $7::text[], $8::bigint[])
-		     AS n(name, se, sc, so, fe, fc, fo)
-		WHERE s.slot = $1 AND s.name = n.name
-		  AND (s.secured_epoch, s.secured_commit, s.secured_ordinal) <= (n.se, n.sc::pg_lsn, n.so)`,
-		slot, p.names, epochs[0], commits[0], ordinals[0], epochs[1], commits[1], ordinals[1])
-	if err != nil {
-		return fmt.Errorf("record positions of the subscribers: %w", err)
-	}
-	return nil
+	return store.RaisePositions(ctx, tx, slot, progress)
 }
 
 // recordRetained makes all rows that the tables have a debt of one subscriber that is new to the slot.

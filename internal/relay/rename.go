@@ -9,6 +9,7 @@ import (
 	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/replay"
+	"github.com/backendstart/walpost/internal/store"
 	"github.com/backendstart/walpost/internal/wal"
 )
 
@@ -33,16 +34,15 @@ func (r *Relay) carryOverOne(ctx context.Context, before, name string) error {
 		if err := r.fence.Hold(ctx, tx); err != nil {
 			return err
 		}
-		var has, had bool
-		err := tx.QueryRow(ctx, `
-			SELECT EXISTS (SELECT FROM walpost.subscribers WHERE slot = $1 AND name = $2),
-			       EXISTS (SELECT FROM walpost.subscribers WHERE slot = $1 AND name = $3)`, r.Slot, name, before).Scan(&has, &had)
-		switch {
-		case err != nil:
+		had, err := store.HasSubscriber(ctx, tx, r.Slot, before)
+		if err != nil || !had { // carried over before, or never there
 			return err
-		case !had: // carried over before, or never there
-			return nil
-		case has:
+		}
+		has, err := store.HasSubscriber(ctx, tx, r.Slot, name)
+		if err != nil {
+			return err
+		}
+		if has {
 			return &wal.SetupError{
 				Problem: fmt.Sprintf("subscriber %q is to take over from %q, and both are known to the slot: which position and which debt are meant?", name, before),
 				Mend: fmt.Sprintf("take renamed_from out of the configuration, and %[1]q goes on as itself while what %[2]q is owed stays; or start once with neither of them and forget one: "+

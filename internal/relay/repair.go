@@ -112,7 +112,7 @@ func (r *Relay) doubt(s *session) *repair {
 
 // repair closes the hole, or says why a person has to.
 func (r *Relay) repair(ctx context.Context, s *session, fix *repair) (err error) {
-	known, err := r.everReady(ctx)
+	known, err := store.HasSubscribers(ctx, r.Pool, r.Slot)
 	if err != nil {
 		return err
 	}
@@ -138,15 +138,6 @@ func (r *Relay) repair(ctx context.Context, s *session, fix *repair) (err error)
 	r.Log.Warn("repaired: every unpublished row is recorded as owed and sent from there", "slot", r.Slot, "kind", fix.kind,
 		"reason", fix.reason, "rows", rows, "took", time.Since(fix.begun))
 	return nil
-}
-
-// everReady tells whether the slot was ever in use: its subscribers are written when it is ready.
-func (r *Relay) everReady(ctx context.Context) (known bool, err error) {
-	err = r.Pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM walpost.subscribers WHERE slot = $1)`, r.Slot).Scan(&known)
-	if err != nil {
-		return false, fmt.Errorf("look up the subscribers of slot %q: %w", r.Slot, err)
-	}
-	return known, nil
 }
 
 // mayRepair refuses what a person has to decide.

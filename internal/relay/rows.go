@@ -8,11 +8,11 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/internal/store"
 )
 
 // recording says which rows of the tables become a debt of whom.
@@ -107,7 +107,7 @@ func (r *Relay) recordRowsOnce(ctx context.Context, tx pgx.Tx, s *session, o rec
 		bound := position.Commit // nothing in the snapshot of a new slot committed where it begins, or later
 		if o.snapshot == "" {
 			var err error
-			if bound, err = debt.WALEnd(ctx, reading); err != nil { // the first statement takes the snapshot
+			if bound, err = store.WALEnd(ctx, reading); err != nil { // the first statement takes the snapshot
 				return err
 			}
 		}

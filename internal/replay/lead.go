@@ -87,11 +87,7 @@ func (s *Store) Next(ctx context.Context, table *outbox.Table, r *Replay) (Page,
 			return nil
 		}
 		// What is written and not flushed is visible, too, where commits are asynchronous.
-		var end string
-		if err := tx.QueryRow(ctx, `SELECT pg_catalog.pg_current_wal_insert_lsn()::text`).Scan(&end); err != nil {
-			return fmt.Errorf("look up the end of the WAL: %w", err)
-		}
-		page.End, err = event.ParseLSN(end)
+		page.End, err = store.WALEnd(ctx, tx)
 		return err
 	})
 	return page, err

@@ -10,7 +10,7 @@ import (
 	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/replay"
-	"github.com/backendstart/walpost/internal/store"
+	recorded "github.com/backendstart/walpost/internal/store"
 	"github.com/backendstart/walpost/internal/testdb"
 )
 
@@ -96,7 +96,7 @@ func TestAsk_refusesWhatCannotBeMeant(t *testing.T) {
 			t.Errorf("%+v: estimated with %v, want it refused", test.request, err)
 		}
 	}
-	if _, err := store.Ask(t.Context(), replay.Request{Subscriber: "nobody", Key: "k"}, 0, "ada", "why"); !errors.Is(err, debt.ErrNoSubscriber) {
+	if _, err := store.Ask(t.Context(), replay.Request{Subscriber: "nobody", Key: "k"}, 0, "ada", "why"); !errors.Is(err, recorded.ErrNoSubscriber) {
 		t.Errorf("got %v, want ErrNoSubscriber", err)
 	}
 	if n := db.Int(`SELECT (SELECT count(*) FROM walpost.replays) + (SELECT count(*) FROM walpost.audit)`); n != 0 {
@@ -108,7 +108,7 @@ func TestSave_isPartOfTheLeadershipAndLearnsOfACancel(t *testing.T) {
 	db := testdb.New(t)
 	replays := storeOn(t, db)
 	db.Exec(`INSERT INTO outbox (event_id, event_type, payload) VALUES ('e1', 'a', '{}')`)
-	fence := store.NewFence("s")
+	fence := recorded.NewFence("s")
 	if err := fence.Lead(t.Context(), db.Pinned, "first", 0, false); err != nil {
 		t.Fatal(err)
 	}
@@ -131,10 +131,10 @@ func TestSave_isPartOfTheLeadershipAndLearnsOfACancel(t *testing.T) {
 		*got.At[0] != "1" || got.AtSource != table || got.Last("lessons") == nil || got.Last("facts") != nil {
 		t.Errorf("got %+v, want %+v", got, asked)
 	}
-	if err := store.NewFence("s").Lead(t.Context(), db.Pinned, "second", 0, false); err != nil {
+	if err := recorded.NewFence("s").Lead(t.Context(), db.Pinned, "second", 0, false); err != nil {
 		t.Fatal(err)
 	}
-	if err := replays.Save(t.Context(), fence, &asked); !errors.Is(err, store.ErrFenced) {
+	if err := replays.Save(t.Context(), fence, &asked); !errors.Is(err, recorded.ErrFenced) {
 		t.Errorf("saved under an old leadership: %v", err)
 	}
 	if err := fence.Lead(t.Context(), db.Pinned, "first", 0, false); err != nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/internal/store"
 )
 
 // Store is the replays of one slot. It is safe for concurrent use, also by other processes.
@@ -75,15 +76,11 @@ func (s *Store) Ask(ctx context.Context, request Request, estimated int64, who, 
 	return asked, nil
 }
 
-// checkSubscriber returns an error if nobody of that name can be sent anything.
+// checkSubscriber returns an error if no subscriber of that name can be sent anything.
 func (s *Store) checkSubscriber(ctx context.Context, tx pgx.Tx, name string) error {
-	var gone bool
-	err := tx.QueryRow(ctx, `SELECT gone_at IS NOT NULL FROM walpost.subscribers WHERE slot = $1 AND name = $2`, s.slot, name).Scan(&gone)
-	switch {
-	case errors.Is(err, pgx.ErrNoRows):
-		return fmt.Errorf("%w %q at slot %q: `walpost subscribers list` has their names", debt.ErrNoSubscriber, name, s.slot)
-	case err == nil && gone:
-		return debt.Refused(fmt.Sprintf("subscriber %q has left the configuration: nobody would send it anything", name))
+	configured, err := store.IsConfigured(ctx, tx, s.slot, name)
+	if err == nil && !configured {
+		err = debt.Refused(fmt.Sprintf("subscriber %q has left the configuration: no relay would send it anything", name))
 	}
 	return err
 }

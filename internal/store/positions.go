@@ -1,5 +1,12 @@
 package store
 
+import (
+	"context"
+	"fmt"
+
+	"github.com/backendstart/walpost/internal/event"
+)
+
 // endOfWAL is the end of what was ever written to the WAL. On a standby nobody can say it, so nothing lies beyond it.
 const endOfWAL = `CASE WHEN pg_catalog.pg_is_in_recovery() THEN 'FFFFFFFF/FFFFFFFF' ELSE pg_catalog.pg_current_wal_insert_lsn() END`
 
@@ -21,3 +28,13 @@ const DoubtPosition = `CASE
 // DoubtConfirmed is why what is recorded as confirmed of a slot, row k of walpost.slots, cannot be true: NULL if it can.
 const DoubtConfirmed = `CASE WHEN k.confirmed > ` + endOfWAL + ` THEN
 	pg_catalog.format('%s is recorded as confirmed of slot "%s", beyond %s, the end of the WAL', k.confirmed, k.slot, ` + endOfWAL + `) END`
+
+// WALEnd is the end of what was ever written to the WAL, flushed or not: what earlier statements of the transaction
+// have seen committed lies below it.
+func WALEnd(ctx context.Context, q Querier) (event.LSN, error) {
+	var text string
+	if err := q.QueryRow(ctx, `SELECT pg_catalog.pg_current_wal_insert_lsn()::text`).Scan(&text); err != nil {
+		return 0, fmt.Errorf("look up the end of the WAL: %w", err)
+	}
+	return event.ParseLSN(text)
+}
