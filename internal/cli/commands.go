@@ -28,7 +28,7 @@ Postgres forget an event before every subscriber has it.
 
   export WALPOST_DATABASE_URL=postgres://user:password@host:5432/database
   walpost migrate                     make the tables
-  walpost doctor                      check settings and rights, and print what mends them
+  walpost doctor                      check settings and rights, and print what fixes them
   walpost api                         complete lessons over HTTP
   walpost relay                       deliver what they committed
   walpost status                      see where slot and subscribers stand, and what is owed
@@ -42,7 +42,7 @@ type commands struct {
 	Relay   relayCommand   `cmd:"" help:"Deliver the outbox to the subscribers."`
 	Migrate migrateCommand `cmd:"" help:"Bring the tables up to this version."`
 
-	Doctor      doctorCommand      `cmd:"" help:"Check settings, rights, slot and publication, and say what mends them."`
+	Doctor      doctorCommand      `cmd:"" help:"Check settings, rights, slot and publication, and say what fixes them."`
 	Status      statusCommand      `cmd:"" help:"Show where slot and subscribers stand, and what is owed."`
 	Subscribers subscribersCommand `cmd:"" help:"List, pause, resume or forget subscribers."`
 	Owed        owedCommand        `cmd:"" help:"See what subscribers are owed, give it up, or owe them more."`

@@ -19,10 +19,10 @@ type doctorCommand struct {
 }
 
 func (doctorCommand) Help() string {
-	return `Looks at everything that must hold around the relay (settings, rights, publication, slot, standby, tables) and says what mends what it finds, as SQL wherever SQL can. It changes nothing, and works with the relay up or down. Give it the configuration and the role of the relay.
+	return `Checks everything that must hold around the relay (settings, rights, publication, slot, standby, tables) and says what fixes each finding, as SQL wherever SQL can. It changes nothing, and works with the relay up or down. Give it the configuration and the role of the relay.
 
   walpost doctor
-  walpost doctor --json | jq -r '.findings[] | select(.level == "problem") | .mend.sql[]?'
+  walpost doctor --json | jq -r '.findings[] | select(.level == "problem") | .fix.sql[]? + ";"'
 
 Exit code 0 is fine (warnings are allowed), 1 is problems. docs/doctor.md explains each check.`
 }
@@ -72,29 +72,29 @@ func printReport(w io.Writer, report doctor.Report) {
 		if f.Reason != "" {
 			fmt.Fprintf(w, "%swhy:  %s\n", indent, plain(f.Reason, 1000))
 		}
-		printMend(w, indent, f.Mend)
+		printFix(w, indent, f.Fix)
 	}
 	fmt.Fprintf(w, "\n%d problems, %d warnings, %d unknown, %d ok\n",
 		report.Count(doctor.Problem), report.Count(doctor.Warning), report.Count(doctor.Unknown), report.Count(doctor.OK))
 }
 
-func printMend(w io.Writer, indent string, mend *doctor.Mend) {
-	if mend == nil {
+func printFix(w io.Writer, indent string, fix *doctor.Fix) {
+	if fix == nil {
 		return
 	}
-	if len(mend.SQL) > 0 {
-		fmt.Fprintf(w, "%smend, as %s:\n", indent, mend.As)
-		for _, sql := range mend.SQL {
+	if len(fix.SQL) > 0 {
+		fmt.Fprintf(w, "%sfix, as %s:\n", indent, fix.As)
+		for _, sql := range fix.SQL {
 			fmt.Fprintf(w, "%s      %s;\n", indent, plain(sql, 10_000))
 		}
 	}
-	if mend.Restart {
+	if fix.Restart {
 		fmt.Fprintf(w, "%s      and restart the server\n", indent)
 	}
 	switch {
-	case mend.Do != "" && len(mend.SQL) > 0:
-		fmt.Fprintf(w, "%sthen: %s\n", indent, plain(mend.Do, 1000))
-	case mend.Do != "":
-		fmt.Fprintf(w, "%smend: %s\n", indent, plain(mend.Do, 1000))
+	case fix.Do != "" && len(fix.SQL) > 0:
+		fmt.Fprintf(w, "%sthen: %s\n", indent, plain(fix.Do, 1000))
+	case fix.Do != "":
+		fmt.Fprintf(w, "%sfix:  %s\n", indent, plain(fix.Do, 1000))
 	}
 }

@@ -54,14 +54,14 @@ func TestDoctor_asksForTheRightsThatTheBuiltInSubscribersNeed(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, f := range report.Findings {
-		if f.Check == "rights" && f.Mend != nil {
-			for _, sql := range f.Mend.SQL {
+		if f.Check == "rights" && f.Fix != nil {
+			for _, sql := range f.Fix.SQL {
 				db.Exec(sql)
 			}
 		}
 	}
 	if code, stdout, stderr := execute(t, env, "doctor"); code != exitFine {
-		t.Fatalf("exit code %d after the mending: %s%s", code, stdout, stderr)
+		t.Fatalf("exit code %d after the fix: %s%s", code, stdout, stderr)
 	}
 	relay := start(t, nil, env, "relay", "--ops-listen=127.0.0.1:0", "--log-format=text")
 	for lesson := 1; lesson <= 3; lesson++ {

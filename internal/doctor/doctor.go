@@ -1,10 +1,10 @@
-// Package doctor looks for everything that must hold around the relay: settings, rights, publication, slot,
-// standby, tables. Each check has a stable id, tells what it found, why it matters and what mends it, as
-// SQL wherever SQL can. It reads in read-only transactions and changes nothing, ever; who acts on what it
-// finds is a person. The relay works with or without it, and it with or without a relay.
+// Package doctor checks everything that must hold around the relay: settings, rights, publication, slot,
+// standby, tables. Each check has a stable id and reports what it found, why it matters and what fixes it, as
+// SQL wherever SQL can. It reads in read-only transactions and never changes anything: a person acts on a
+// finding. The relay works without the doctor, and the doctor without a relay.
 //
-// The list of checks is in checks.go, how one is run in exam.go, and each file after them is a subject.
-// docs/doctor.md explains the checks to those who meet them.
+// Read next: checks.go has the list of checks, checker.go runs them, and each other file is a subject.
+// docs/doctor.md explains the checks to a reader of a report.
 package doctor
 
 import (
@@ -43,12 +43,12 @@ type Finding struct {
 	Finding string `json:"finding"`
 	// Reason says why it matters.
 	Reason string `json:"reason,omitempty"`
-	// Mend says what to do; nil where nothing is to be done.
-	Mend *Mend `json:"mend,omitempty"`
+	// Fix says what to do; nil where nothing is to be done.
+	Fix *Fix `json:"fix,omitempty"`
 }
 
-// Mend is what turns a finding into OK.
-type Mend struct {
+// Fix is what turns a finding into OK.
+type Fix struct {
 	// As is who may run SQL, and where: "a superuser", "the owner of public.outbox".
 	As string `json:"as,omitempty"`
 	// SQL are statements, to be run one by one and outside of a transaction.
@@ -59,10 +59,10 @@ type Mend struct {
 	Do string `json:"do,omitempty"`
 }
 
-// A Report is the result of one examination.
+// A Report is the result of one run.
 type Report struct {
 	At time.Time `json:"at"`
-	// Server is what was examined, without a password.
+	// Server is what was checked, without a password.
 	Server   string    `json:"server"`
 	Findings []Finding `json:"findings"`
 }
@@ -78,7 +78,7 @@ func (r Report) Count(level Level) int {
 	return n
 }
 
-// Options say what to examine. All but the connection strings and names may be left out.
+// Options say what to check. All but the connection strings and names may be left out.
 type Options struct {
 	// DatabaseURL and ReplicationURL are those of the relay; ReplicationURL "" is DatabaseURL.
 	DatabaseURL, ReplicationURL string
@@ -97,7 +97,7 @@ type Options struct {
 	// WALBudget is how many bytes of WAL debt may hold; negative for the relay's own choice.
 	WALBudget int64
 
-	// Cheap leaves out what costs more than a look into the catalogue: connections of their own and reads
+	// Cheap leaves out what costs more than a read of the catalogue: connections of their own and reads
 	// of tables.
 	Cheap bool
 	// OldAfter is when a transaction that runs and a row that waits count as old; 0 is an hour.
@@ -129,7 +129,7 @@ type Grant struct {
 // Run makes all checks, or the cheap ones. It never fails: what keeps a check from being made is a finding
 // of level Unknown, and one such never hides another. It uses one connection to the database at a time,
 // and for those that are not cheap one to the standby and one of replication.
-func Run(ctx context.Context, o Options) Report { return examine(ctx, o.withDefaults(), checks) }
+func Run(ctx context.Context, o Options) Report { return runChecks(ctx, o.withDefaults(), checks) }
 
 func (o Options) withDefaults() Options {
 	if o.ReplicationURL == "" {
@@ -145,11 +145,11 @@ func (o Options) withDefaults() Options {
 }
 
 func ok(text string) Finding { return Finding{Level: OK, Finding: text} }
-func warning(text, why string, mend *Mend) Finding {
-	return Finding{Level: Warning, Finding: text, Reason: why, Mend: mend}
+func warning(text, why string, fix *Fix) Finding {
+	return Finding{Level: Warning, Finding: text, Reason: why, Fix: fix}
 }
-func problem(text, why string, mend *Mend) Finding {
-	return Finding{Level: Problem, Finding: text, Reason: why, Mend: mend}
+func problem(text, why string, fix *Fix) Finding {
+	return Finding{Level: Problem, Finding: text, Reason: why, Fix: fix}
 }
 func unknown(text, why string) Finding { return Finding{Level: Unknown, Finding: text, Reason: why} }
 

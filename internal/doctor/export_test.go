@@ -8,22 +8,22 @@ import (
 
 // RunOnly makes one check, for tests of many of them.
 func RunOnly(ctx context.Context, o Options, id string) Report {
-	return examine(ctx, o.withDefaults(), slices.DeleteFunc(slices.Clone(checks), func(c check) bool { return c.id != id }))
+	return runChecks(ctx, o.withDefaults(), slices.DeleteFunc(slices.Clone(checks), func(c check) bool { return c.id != id }))
 }
 
-// Every sets how often a watcher looks.
+// Every sets how often a watcher checks.
 func (w *Watcher) Every(d time.Duration) { w.every = d }
 
 // For servers that are not at hand: what is said about facts that they would give.
 var (
 	JudgeVersion = judgeVersion
 	JudgeSynced  = func(slot string, states []string) []Finding {
-		return (&exam{Options: Options{Slot: slot}}).judgeSynced(states)
+		return (&checker{Options: Options{Slot: slot}}).judgeSynced(states)
 	}
-	MendOf = func(source string) *Mend {
-		return (&exam{}).set(&setting{name: "track_activities", value: "off", source: source}, "on")
+	FixOf = func(source string) *Fix {
+		return (&checker{}).set(&setting{name: "track_activities", value: "off", source: source}, "on")
 	}
 	JudgeStandbySlots = func(value string, present []string) []Finding {
-		return (&exam{}).judgeStandbySlots(&setting{name: "synchronized_standby_slots", value: value, source: "configuration file"}, present)
+		return (&checker{}).judgeStandbySlots(&setting{name: "synchronized_standby_slots", value: value, source: "configuration file"}, present)
 	}
 )

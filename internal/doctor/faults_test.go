@@ -23,14 +23,14 @@ import (
 	"github.com/backendstart/walpost/migrations"
 )
 
-// A fault is a misconfiguration, what the doctor has to say about it, and what no SQL can mend.
+// A fault is a misconfiguration, what the doctor has to say about it, and what no SQL can fix.
 type fault struct {
 	name, check string
 	level       doctor.Level
 	says        string
-	seed        func(*world)
+	seed        func(*harness)
 	// do is what the finding's words tell a person to do; nil where SQL and a restart are enough.
-	do func(*world)
+	do func(*harness)
 	// from is the first major version that knows the thing; before it, the check says ok.
 	from int64
 }
@@ -40,16 +40,16 @@ var (
 	serverFaults   = slices.Concat(settingFaults, walFaults)
 )
 
-// elsewhere are the checks whose fault, or what mends it, takes more than one server.
+// elsewhere are the checks whose fault, or what fixes it, takes more than one server.
 var elsewhere = map[string]string{
-	"version":      "TestOutside_aServerThatIsTooOldIsToldAndANewerOneMendsIt",
+	"version":      "TestOutside_aServerThatIsTooOldIsToldAndANewerOneFixesIt",
 	"primary":      "TestPrimary_isFoundAsPrinted",
-	"clock":        "TestOutside_aClockThatIsOffIsToldAndNTPMendsIt",
+	"clock":        "TestOutside_aClockThatIsOffIsToldAndNTPFixesIt",
 	"standby-sync": "TestStandbySync_isFineOnceTheStandbyCopiesTheSlot",
 }
 
-// A new check comes with a fault that is made on a real server, and with a proof that what it prints mends it.
-func TestChecks_eachHaveAFaultThatIsMended(t *testing.T) {
+// A new check comes with a fault that is made on a real server, and with a proof that what it prints fixes it.
+func TestChecks_eachHaveAFaultThatIsFixed(t *testing.T) {
 	tried := map[string]bool{}
 	for _, f := range slices.Concat(databaseFaults, serverFaults) {
 		tried[f.check] = true
@@ -58,7 +58,7 @@ func TestChecks_eachHaveAFaultThatIsMended(t *testing.T) {
 	for check, name := range elsewhere {
 		body := tests[name]
 		if !strings.Contains(body, strconv.Quote(check)) {
-			t.Errorf("%s is no test that examines %q", name, check)
+			t.Errorf("%s is no test that makes the check %q", name, check)
 		}
 		tried[check] = true
 	}
@@ -100,134 +100,134 @@ func sources(t *testing.T) map[string]string {
 }
 
 // S-10 and S-68, among others.
-func TestDoctor_findsEachFaultOfADatabaseAndWhatItPrintsMendsIt(t *testing.T) {
+func TestDoctor_findsEachFaultOfADatabaseAndWhatItPrintsFixesIt(t *testing.T) {
 	t.Parallel()
 	for _, f := range databaseFaults {
 		t.Run(f.check+" "+f.name, func(t *testing.T) {
 			t.Parallel()
-			f.try(newWorldOn(t, nil, testdb.New(t)))
+			f.try(newHarnessOn(t, nil, testdb.New(t)))
 		})
 	}
 }
 
 // Faults of a whole server take turns on it.
-func TestDoctor_findsEachFaultOfAServerAndWhatItPrintsMendsIt(t *testing.T) {
+func TestDoctor_findsEachFaultOfAServerAndWhatItPrintsFixesIt(t *testing.T) {
 	t.Parallel()
 	server := newServerWithArguments(t)
 	db := testdb.On(t, server)
 	for _, f := range settingFaults {
-		t.Run(f.check+" "+f.name, func(t *testing.T) { f.try(newWorldOn(t, server, db)) })
+		t.Run(f.check+" "+f.name, func(t *testing.T) { f.try(newHarnessOn(t, server, db)) })
 	}
 	for _, f := range walFaults {
-		t.Run(f.check+" "+f.name, func(t *testing.T) { f.try(newWorld(t, server)) })
+		t.Run(f.check+" "+f.name, func(t *testing.T) { f.try(newHarness(t, server)) })
 	}
 }
 
-func (f fault) try(w *world) {
-	t := w.t
-	if w.db.Int(`SELECT current_setting('server_version_num')::int / 10000`) < f.from {
-		if found := w.examine(f.check); found[0].Level != doctor.OK {
+func (f fault) try(h *harness) {
+	t := h.t
+	if h.db.Int(`SELECT current_setting('server_version_num')::int / 10000`) < f.from {
+		if found := h.check(f.check); found[0].Level != doctor.OK {
 			t.Errorf("on a version that does not know it, the doctor says%s", describe(found))
 		}
 		return
 	}
-	f.seed(w)
+	f.seed(h)
 	asSaid := func(found []doctor.Finding) bool {
 		return found[0].Level == f.level && strings.Contains(found[0].Finding, f.says) && found[0].Reason != ""
 	}
-	found := w.examineUntil(f.check, asSaid)
+	found := h.checkUntil(f.check, asSaid)
 	if !asSaid(found) {
 		t.Fatalf("want %s, %q, and a reason; the doctor says%s", f.level, f.says, describe(found))
 	}
-	if found[0].Mend == nil || f.do == nil && found[0].Mend.SQL == nil || f.do != nil && found[0].Mend.Do == "" {
-		t.Fatalf("no way to mend it:%s", describe(found))
+	if found[0].Fix == nil || f.do == nil && found[0].Fix.SQL == nil || f.do != nil && found[0].Fix.Do == "" {
+		t.Fatalf("no way to fix it:%s", describe(found))
 	}
-	w.mend(found)
+	h.fix(found)
 	if f.do != nil {
-		f.do(w)
+		f.do(h)
 	}
 	fine := func(found []doctor.Finding) bool { return found[0].Level == doctor.OK }
-	if again := w.examineUntil(f.check, fine); !fine(again) {
-		t.Errorf("mended by%s\nthe doctor says%s", describe(found), describe(again))
+	if again := h.checkUntil(f.check, fine); !fine(again) {
+		t.Errorf("fixed by%s\nthe doctor says%s", describe(found), describe(again))
 	}
 }
 
-func run(statements ...string) func(*world) {
-	return func(w *world) {
+func run(statements ...string) func(*harness) {
+	return func(h *harness) {
 		for _, sql := range statements {
-			execute(w.t, w.db.DSN, strings.ReplaceAll(sql, "{db}", w.db.Name))
+			execute(h.t, h.db.DSN, strings.ReplaceAll(sql, "{db}", h.db.Name))
 		}
 	}
 }
 
-func then(steps ...func(*world)) func(*world) {
-	return func(w *world) {
+func then(steps ...func(*harness)) func(*harness) {
+	return func(h *harness) {
 		for _, step := range steps {
-			step(w)
+			step(h)
 		}
 	}
 }
 
 // set changes a setting of the server for one test, and restarts where it must.
-func set(name, value string, restart bool) func(*world) {
-	return func(w *world) {
-		w.t.Cleanup(func() {
-			execute(w.t, w.server.DSN("postgres"), "ALTER SYSTEM RESET "+name)
-			w.reload(restart)
+func set(name, value string, restart bool) func(*harness) {
+	return func(h *harness) {
+		h.t.Cleanup(func() {
+			execute(h.t, h.server.DSN("postgres"), "ALTER SYSTEM RESET "+name)
+			h.reload(restart)
 		})
-		execute(w.t, w.server.DSN("postgres"), "ALTER SYSTEM SET "+name+" = "+value)
-		w.reload(restart)
+		execute(h.t, h.server.DSN("postgres"), "ALTER SYSTEM SET "+name+" = "+value)
+		h.reload(restart)
 	}
 }
 
 // arguments restarts the server with arguments that win over its configuration; the server is one of
 // newServerWithArguments.
-func arguments(args string) func(*world) {
-	return func(w *world) {
-		w.t.Helper()
-		if err := os.WriteFile(filepath.Join(w.server.Dir(), "arguments"), []byte(args), 0o644); err != nil {
-			w.t.Fatal(err)
+func arguments(args string) func(*harness) {
+	return func(h *harness) {
+		h.t.Helper()
+		if err := os.WriteFile(filepath.Join(h.server.Dir(), "arguments"), []byte(args), 0o644); err != nil {
+			h.t.Fatal(err)
 		}
-		w.restart()
+		h.restart()
 	}
 }
 
-func (w *world) reload(restart bool) {
+func (h *harness) reload(restart bool) {
 	if restart {
-		w.restart()
+		h.restart()
 		return
 	}
-	execute(w.t, w.server.DSN("postgres"), "SELECT pg_reload_conf()")
+	execute(h.t, h.server.DSN("postgres"), "SELECT pg_reload_conf()")
 }
 
 var settingFaults = []fault{
 	{name: "is down", check: "connection", level: doctor.Problem, says: "connect",
-		seed: func(w *world) {
-			if err := w.server.Kill(w.t.Context()); err != nil {
-				w.t.Fatal(err)
+		seed: func(h *harness) {
+			if err := h.server.Kill(h.t.Context()); err != nil {
+				h.t.Fatal(err)
 			}
 		},
-		do: func(w *world) {
-			if err := w.server.StartAgain(w.t.Context()); err != nil {
-				w.t.Fatal(err)
+		do: func(h *harness) {
+			if err := h.server.StartAgain(h.t.Context()); err != nil {
+				h.t.Fatal(err)
 			}
-			w.db.Pool.Reset()
+			h.db.Pool.Reset()
 		}},
 	{name: "is replica", check: "wal-level", level: doctor.Problem, says: `"replica"`, seed: set("wal_level", "replica", true)},
 	{name: "is set and waits for a restart", check: "wal-level", level: doctor.Problem, says: `"replica"`,
-		seed: then(set("wal_level", "replica", true), run("ALTER SYSTEM SET wal_level = 'logical'", "SELECT pg_reload_conf()")), do: func(*world) {}},
-	{name: "are none", check: "free-slots", level: doctor.Problem, says: "all 1 replication slots of the server are in use: physical (nobody reads it)",
+		seed: then(set("wal_level", "replica", true), run("ALTER SYSTEM SET wal_level = 'logical'", "SELECT pg_reload_conf()")), do: func(*harness) {}},
+	{name: "are none", check: "free-slots", level: doctor.Problem, says: "all 1 replication slots of the server are in use: physical (no reader)",
 		seed: then(set("max_replication_slots", "1", true), run("SELECT pg_create_physical_replication_slot('physical')"),
-			func(w *world) {
-				w.t.Cleanup(func() { execute(w.t, w.server.DSN("postgres"), "SELECT pg_drop_replication_slot('physical')") })
+			func(h *harness) {
+				h.t.Cleanup(func() { execute(h.t, h.server.DSN("postgres"), "SELECT pg_drop_replication_slot('physical')") })
 			})},
 	{name: "are none", check: "free-senders", level: doctor.Problem, says: "0 of 0 WAL senders", seed: set("max_wal_senders", "0", true)},
 	{name: "is off", check: "commit-timestamps", level: doctor.Warning, says: "track_commit_timestamp is off", seed: set("track_commit_timestamp", "off", true)},
 	{name: "is off", check: "track-activities", level: doctor.Warning, says: "track_activities is off", seed: set("track_activities", "off", false)},
 	{name: "is off for all roles", check: "track-activities", level: doctor.Warning, says: "track_activities is off",
-		seed: func(w *world) {
-			w.t.Cleanup(func() { execute(w.t, w.server.DSN("postgres"), "ALTER ROLE ALL RESET track_activities") })
-			execute(w.t, w.server.DSN("postgres"), "ALTER ROLE ALL SET track_activities = off")
+		seed: func(h *harness) {
+			h.t.Cleanup(func() { execute(h.t, h.server.DSN("postgres"), "ALTER ROLE ALL RESET track_activities") })
+			execute(h.t, h.server.DSN("postgres"), "ALTER ROLE ALL SET track_activities = off")
 		}},
 	{name: "is off on the command line", check: "track-activities", level: doctor.Warning, says: "track_activities is off",
 		seed: arguments("-c track_activities=off"), do: arguments("")},
@@ -235,9 +235,9 @@ var settingFaults = []fault{
 	{name: "is too small for the WAL that is written", check: "wal-keep-size", level: doctor.Warning, says: "max_slot_wal_keep_size is 16 MB, and ",
 		seed: then(set("max_slot_wal_keep_size", "'16MB'", false), run("SELECT pg_logical_emit_message(false, 'junk', repeat('x', 10000000))"))},
 	{name: "is more than the server keeps", check: "wal-budget", level: doctor.Warning, says: "wal_budget is 20 GB",
-		seed: then(set("max_slot_wal_keep_size", "'15GB'", false), func(w *world) { w.options.WALBudget = 20 << 30 })},
+		seed: then(set("max_slot_wal_keep_size", "'15GB'", false), func(h *harness) { h.options.WALBudget = 20 << 30 })},
 	{name: "is unlimited and the server is not", check: "wal-budget", level: doctor.Warning, says: "wal_budget is unlimited",
-		seed: func(w *world) { w.options.WALBudget = 1<<63 - 1 }, do: func(w *world) { w.options.WALBudget = -1 }},
+		seed: func(h *harness) { h.options.WALBudget = 1<<63 - 1 }, do: func(h *harness) { h.options.WALBudget = -1 }},
 	{name: "takes idle slots away", check: "idle-slot-timeout", level: doctor.Warning, says: "idle_replication_slot_timeout is set",
 		seed: set("idle_replication_slot_timeout", "'1d'", false), from: 18},
 	{name: "names a standby that is away", check: "standby-slots", level: doctor.Problem, says: "no standby reads: gone",
@@ -248,29 +248,29 @@ var relayFaults = []fault{
 	{name: "is off for the database", check: "track-activities", level: doctor.Warning, says: "track_activities is off",
 		seed: run("ALTER DATABASE {db} SET track_activities = off")},
 	{name: "is off for the role", check: "track-activities", level: doctor.Warning, says: "track_activities is off",
-		seed: func(w *world) { w.db.Exec("ALTER ROLE " + w.role("") + " SET track_activities = off") }},
+		seed: func(h *harness) { h.db.Exec("ALTER ROLE " + h.role("") + " SET track_activities = off") }},
 	{name: "is off for the role in the database", check: "track-activities", level: doctor.Warning, says: "track_activities is off",
-		seed: func(w *world) {
-			w.db.Exec("ALTER ROLE " + w.role("") + " IN DATABASE " + w.db.Name + " SET track_activities = off")
+		seed: func(h *harness) {
+			h.db.Exec("ALTER ROLE " + h.role("") + " IN DATABASE " + h.db.Name + " SET track_activities = off")
 		}},
 	{name: "is off in the connection string", check: "track-activities", level: doctor.Warning, says: "track_activities is off",
-		seed: func(w *world) { w.options.DatabaseURL += "&options=-c%20track_activities%3Doff" },
-		do:   func(w *world) { w.options.DatabaseURL = w.db.DSN }},
+		seed: func(h *harness) { h.options.DatabaseURL += "&options=-c%20track_activities%3Doff" },
+		do:   func(h *harness) { h.options.DatabaseURL = h.db.DSN }},
 	{name: "held by a role that may only connect", check: "advisory-locks", level: doctor.Warning, says: "holds an advisory lock of this slot",
-		seed: func(w *world) { w.end = w.holdLock(w.options.Slot) }, do: func(w *world) { w.end() }},
+		seed: func(h *harness) { h.end = h.holdLock(h.options.Slot) }, do: func(h *harness) { h.end() }},
 	{name: "is longer than drain", check: "handler-timeout", level: doctor.Warning, says: "longer than drain",
-		seed: func(w *world) { w.options.Subscribers[0].Timeout = 30 * time.Second }, do: func(w *world) { w.options.Drain = time.Minute }},
+		seed: func(h *harness) { h.options.Subscribers[0].Timeout = 30 * time.Second }, do: func(h *harness) { h.options.Drain = time.Minute }},
 	{name: "is longer than stall_after", check: "handler-timeout", level: doctor.Warning, says: "longer than stall_after",
-		seed: func(w *world) { w.options.Subscribers[0].StallAfter = time.Second },
-		do:   func(w *world) { w.options.Subscribers[0].StallAfter = time.Minute }},
+		seed: func(h *harness) { h.options.Subscribers[0].StallAfter = time.Second },
+		do:   func(h *harness) { h.options.Subscribers[0].StallAfter = time.Minute }},
 	{name: "is ten minutes ahead", check: "clock", level: doctor.Warning, says: "10m0s ahead of the server's",
-		seed: func(w *world) { w.options.Now = func() time.Time { return time.Now().Add(10 * time.Minute) } },
-		do:   func(w *world) { w.options.Now = nil }},
+		seed: func(h *harness) { h.options.Now = func() time.Time { return time.Now().Add(10 * time.Minute) } },
+		do:   func(h *harness) { h.options.Now = nil }},
 	{name: "has no tables", check: "schema", level: doctor.Problem, says: "walpost migrate",
 		seed: run("DROP SCHEMA walpost CASCADE", "DROP TABLE outbox, lesson_progress, learners, user_achievements, analytics_events, notifications, recommendations"),
-		do: func(w *world) {
-			if err := migrations.Up(w.t.Context(), w.db.DSN, discard, w.options.Migrations...); err != nil {
-				w.t.Fatal(err)
+		do: func(h *harness) {
+			if err := migrations.Up(h.t.Context(), h.db.DSN, discard, h.options.Migrations...); err != nil {
+				h.t.Fatal(err)
 			}
 		}},
 	{name: "has tables of a newer walpost", check: "schema", level: doctor.Problem, says: "ahead",
@@ -279,24 +279,26 @@ var relayFaults = []fault{
 	{name: "stands behind its table", check: "sequences", level: doctor.Problem, says: "the sequence of \"walpost\".\"audit\".id stands at 0, the table has 41",
 		seed: run("INSERT INTO walpost.audit (id, slot, who, action) OVERRIDING SYSTEM VALUE VALUES (41, 's', 'me', 'pause')")},
 	{name: "has the wrong password", check: "connection", level: doctor.Problem, says: "password",
-		seed: func(w *world) { w.options.DatabaseURL = strings.Replace(w.db.DSN, "://postgres:", "://postgres:no", 1) },
-		do:   func(w *world) { w.options.DatabaseURL = w.db.DSN }},
+		seed: func(h *harness) {
+			h.options.DatabaseURL = strings.Replace(h.db.DSN, "://postgres:", "://postgres:no", 1)
+		},
+		do: func(h *harness) { h.options.DatabaseURL = h.db.DSN }},
 	{name: "leads to another database", check: "replication-connection", level: doctor.Problem, says: "replication_url to database \"postgres\"",
-		seed: func(w *world) { w.options.ReplicationURL = strings.Replace(w.db.DSN, w.db.Name, "postgres", 1) }, do: func(w *world) { w.options.ReplicationURL = "" }},
+		seed: func(h *harness) { h.options.ReplicationURL = strings.Replace(h.db.DSN, h.db.Name, "postgres", 1) }, do: func(h *harness) { h.options.ReplicationURL = "" }},
 	{name: "leads nowhere", check: "replication-connection", level: doctor.Problem, says: "127.0.0.1:1",
-		seed: func(w *world) { w.options.ReplicationURL = "postgres://postgres@127.0.0.1:1/x?sslmode=disable" },
-		do:   func(w *world) { w.options.ReplicationURL = "" }},
+		seed: func(h *harness) { h.options.ReplicationURL = "postgres://postgres@127.0.0.1:1/x?sslmode=disable" },
+		do:   func(h *harness) { h.options.ReplicationURL = "" }},
 }
 
 // theirs makes the outbox another role's, which the statements then run as.
-func theirs(statements ...string) func(*world) {
-	return func(w *world) {
-		owner := w.db.Name + "_owner"
-		w.db.Exec("CREATE ROLE " + owner + " NOLOGIN")
-		w.t.Cleanup(func() { w.db.Exec("DROP OWNED BY " + owner + " CASCADE; DROP ROLE " + owner) })
-		run("GRANT CREATE, USAGE ON SCHEMA public TO "+owner, "ALTER TABLE outbox OWNER TO "+owner)(w)
+func theirs(statements ...string) func(*harness) {
+	return func(h *harness) {
+		owner := h.db.Name + "_owner"
+		h.db.Exec("CREATE ROLE " + owner + " NOLOGIN")
+		h.t.Cleanup(func() { h.db.Exec("DROP OWNED BY " + owner + " CASCADE; DROP ROLE " + owner) })
+		run("GRANT CREATE, USAGE ON SCHEMA public TO "+owner, "ALTER TABLE outbox OWNER TO "+owner)(h)
 		for _, statement := range statements {
-			w.db.Exec("SET ROLE " + owner + "; " + statement + "; RESET ROLE")
+			h.db.Exec("SET ROLE " + owner + "; " + statement + "; RESET ROLE")
 		}
 	}
 }
@@ -346,30 +348,30 @@ var rightFaults = []fault{
 		seed: theirs("CREATE RULE spy AS ON UPDATE TO public.outbox DO ALSO SELECT 1"),
 		do:   run("DROP RULE spy ON outbox")},
 	{name: "is a policy, for a role without superuser", check: "foreign-code", level: doctor.Warning, says: "policy spy on public.outbox (of role ",
-		seed: func(w *world) {
-			theirs("CREATE POLICY spy ON public.outbox USING (true)", "ALTER TABLE public.outbox ENABLE ROW LEVEL SECURITY")(w)
-			run("GRANT SELECT ON outbox TO " + w.role(""))(w)
+		seed: func(h *harness) {
+			theirs("CREATE POLICY spy ON public.outbox USING (true)", "ALTER TABLE public.outbox ENABLE ROW LEVEL SECURITY")(h)
+			run("GRANT SELECT ON outbox TO " + h.role(""))(h)
 		},
 		do: run("DROP POLICY spy ON outbox")},
 	{name: "are those of every role", check: "messages-open", level: doctor.Warning, says: "every role that can connect may write events of this source",
-		seed: func(w *world) { w.options.Sources = []*outbox.Source{{Name: "lessons", Messages: "lessons"}} },
-		do: func(w *world) {
-			for _, f := range w.db.Texts("SELECT oid::regprocedure::text FROM pg_proc WHERE proname = 'pg_logical_emit_message'") {
-				run("REVOKE EXECUTE ON FUNCTION " + f + " FROM PUBLIC")(w)
+		seed: func(h *harness) { h.options.Sources = []*outbox.Source{{Name: "lessons", Messages: "lessons"}} },
+		do: func(h *harness) {
+			for _, f := range h.db.Texts("SELECT oid::regprocedure::text FROM pg_proc WHERE proname = 'pg_logical_emit_message'") {
+				run("REVOKE EXECUTE ON FUNCTION " + f + " FROM PUBLIC")(h)
 			}
 		}},
 	{name: "are all missing", check: "rights", level: doctor.Problem, says: "REPLICATION; USAGE on schema walpost; SELECT, INSERT, UPDATE, DELETE on walpost.audit",
-		seed: func(w *world) { w.role("") }},
+		seed: func(h *harness) { h.role("") }},
 	{name: "lack DELETE for retention and UPDATE for marks", check: "rights", level: doctor.Problem, says: `lacks: DELETE, UPDATE ("published_at", "attempts") on public.outbox`,
-		seed: func(w *world) {
-			run("CREATE PUBLICATION walpost FOR TABLE outbox WITH (publish = 'insert')")(w)
-			role := w.role("REPLICATION")
+		seed: func(h *harness) {
+			run("CREATE PUBLICATION walpost FOR TABLE outbox WITH (publish = 'insert')")(h)
+			role := h.role("REPLICATION")
 			run("GRANT USAGE ON SCHEMA walpost TO "+role, "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA walpost TO "+role,
-				"GRANT SELECT ON outbox TO "+role, "GRANT SELECT, INSERT ON analytics_events TO "+role)(w)
+				"GRANT SELECT ON outbox TO "+role, "GRANT SELECT, INSERT ON analytics_events TO "+role)(h)
 		}},
 	{name: "hides rows", check: "row-security", level: doctor.Problem, says: "row level security of public.outbox applies",
-		seed: func(w *world) {
-			run("ALTER TABLE outbox ENABLE ROW LEVEL SECURITY", "GRANT SELECT ON outbox TO "+w.role(""))(w)
+		seed: func(h *harness) {
+			run("ALTER TABLE outbox ENABLE ROW LEVEL SECURITY", "GRANT SELECT ON outbox TO "+h.role(""))(h)
 		}},
 }
 
@@ -377,7 +379,7 @@ const makePublication = "CREATE PUBLICATION walpost FOR TABLE outbox WITH (publi
 
 var publicationFaults = []fault{
 	{name: "is gone", check: "publication", level: doctor.Problem, says: "does not exist, but the slot does",
-		seed: then((*world).relay, run("DROP PUBLICATION walpost"))},
+		seed: then((*harness).relay, run("DROP PUBLICATION walpost"))},
 	{name: "lack a source", check: "publication-tables", level: doctor.Problem, says: `lacks "public"."outbox"`,
 		seed: run("CREATE PUBLICATION walpost WITH (publish = 'insert')")},
 	{name: "are too many", check: "publication-tables", level: doctor.Problem, says: "no source: public.notifications",
@@ -387,7 +389,7 @@ var publicationFaults = []fault{
 	{name: "are those of a schema", check: "publication-tables", level: doctor.Problem, says: "all tables of schema public", from: 15,
 		seed: run("CREATE PUBLICATION walpost FOR TABLES IN SCHEMA public WITH (publish = 'insert')")},
 	{name: "are all, and there is a slot", check: "publication-tables", level: doctor.Problem, says: "has all tables",
-		seed: then((*world).relay, run("DROP PUBLICATION walpost", "CREATE PUBLICATION walpost FOR ALL TABLES WITH (publish = 'insert')")), do: (*world).relay},
+		seed: then((*harness).relay, run("DROP PUBLICATION walpost", "CREATE PUBLICATION walpost FOR ALL TABLES WITH (publish = 'insert')")), do: (*harness).relay},
 	{name: "lack inserts", check: "publication-operations", level: doctor.Problem, says: "does not publish inserts",
 		seed: run("CREATE PUBLICATION walpost FOR TABLE outbox WITH (publish = 'update')")},
 	{name: "are all", check: "publication-operations", level: doctor.Warning, says: "more than inserts",
@@ -400,208 +402,208 @@ var publicationFaults = []fault{
 		seed: run("CREATE PUBLICATION walpost FOR TABLE outbox (id, event_id, event_type, payload) WITH (publish = 'insert')")},
 	{name: "leaves a needed column out", check: "publication-filter", level: doctor.Problem, says: "only the columns id, payload", from: 15,
 		seed: run("CREATE PUBLICATION walpost FOR TABLE outbox (id, payload) WITH (publish = 'insert')")},
-	{name: "was altered", check: "publication-changed", level: doctor.Problem, says: "made anew or altered",
-		seed: then((*world).relay, run("ALTER PUBLICATION walpost DROP TABLE outbox", "ALTER PUBLICATION walpost ADD TABLE outbox"))},
-	{name: "is younger than the slot", check: "publication-changed", level: doctor.Problem, says: "made anew or altered",
-		seed: then((*world).relay, run("DROP PUBLICATION walpost", makePublication))},
+	{name: "was altered", check: "publication-changed", level: doctor.Problem, says: "created again or altered",
+		seed: then((*harness).relay, run("ALTER PUBLICATION walpost DROP TABLE outbox", "ALTER PUBLICATION walpost ADD TABLE outbox"))},
+	{name: "is younger than the slot", check: "publication-changed", level: doctor.Problem, says: "created again or altered",
+		seed: then((*harness).relay, run("DROP PUBLICATION walpost", makePublication))},
 }
 
-func partitioned(w *world) {
+func partitioned(h *harness) {
 	run("DROP TABLE outbox", `CREATE TABLE outbox (id bigserial, event_id text, event_type text, partition_key text, payload jsonb,
 		created_at timestamptz NOT NULL DEFAULT now(), published_at timestamptz, PRIMARY KEY (id, created_at)) PARTITION BY RANGE (created_at)`,
-		"CREATE TABLE outbox_all PARTITION OF outbox DEFAULT")(w)
+		"CREATE TABLE outbox_all PARTITION OF outbox DEFAULT")(h)
 }
 
 var sourceFaults = []fault{
 	{name: "is not there", check: "source-table", level: doctor.Problem, says: "there is no table public.outbox", seed: run("ALTER TABLE outbox RENAME TO elsewhere"),
 		do: run("ALTER TABLE elsewhere RENAME TO outbox")},
 	{name: "lacks a column", check: "source-table", level: doctor.Problem, says: "event_type", seed: run("ALTER TABLE outbox RENAME event_type TO kind"),
-		do: func(w *world) { w.options.Sources[0].Columns.Type = "kind" }},
+		do: func(h *harness) { h.options.Sources[0].Columns.Type = "kind" }},
 	{name: "has no key for its events", check: "source-table", level: doctor.Warning, says: "key", seed: run("ALTER TABLE outbox DROP partition_key, DROP aggregate_id"),
-		do: func(w *world) { w.options.Sources[0].Columns.Key = "payload.user_id" }},
+		do: func(h *harness) { h.options.Sources[0].Columns.Key = "payload.user_id" }},
 	{name: "has no primary key", check: "source-table", level: doctor.Warning, says: "no primary key", seed: run("ALTER TABLE outbox DROP CONSTRAINT outbox_pkey"),
 		do: run("ALTER TABLE outbox ADD PRIMARY KEY (id)")},
 	{name: "is unlogged", check: "source-table", level: doctor.Problem, says: "unlogged", seed: run("ALTER TABLE outbox SET UNLOGGED")},
 	{name: "has no published column", check: "source-repair", level: doctor.Warning, says: "no column that says which rows were published",
 		seed: run("ALTER TABLE outbox DROP published_at")},
 	{name: "is not marked", check: "source-repair", level: doctor.Warning, says: "mark is off",
-		seed: func(w *world) { w.options.Sources[0].Mark = false }, do: func(w *world) { w.options.Sources[0].Mark = true }},
+		seed: func(h *harness) { h.options.Sources[0].Mark = false }, do: func(h *harness) { h.options.Sources[0].Mark = true }},
 	{name: "has no table", check: "source-repair", level: doctor.Warning, says: "logical messages are in no table",
-		seed: func(w *world) { w.options.Sources = []*outbox.Source{{Name: "lessons", Messages: "lessons"}} },
-		do: func(w *world) {
-			w.options.Sources = []*outbox.Source{{Name: "lessons", Schema: "public", Table: "outbox", Mark: true}}
+		seed: func(h *harness) { h.options.Sources = []*outbox.Source{{Name: "lessons", Messages: "lessons"}} },
+		do: func(h *harness) {
+			h.options.Sources = []*outbox.Source{{Name: "lessons", Schema: "public", Table: "outbox", Mark: true}}
 		}},
 	{name: "gives numbers to a receiver", check: "event-ids", level: doctor.Warning, says: "are numbers, and go to billing",
-		seed: func(w *world) {
-			w.options.Sources[0].Columns.ID = "id"
-			w.options.Subscribers = append(w.options.Subscribers, doctor.Subscriber{Name: "billing", Outside: true, Sources: []string{"lessons"}},
+		seed: func(h *harness) {
+			h.options.Sources[0].Columns.ID = "id"
+			h.options.Subscribers = append(h.options.Subscribers, doctor.Subscriber{Name: "billing", Outside: true, Sources: []string{"lessons"}},
 				doctor.Subscriber{Name: "another", Outside: true, Sources: []string{"games"}}, doctor.Subscriber{Name: "mail"})
 		},
-		do: func(w *world) { w.options.Sources[0].Columns.ID = "event_id" }},
-	{name: "is missing beside another publication", check: "replica-identity", level: doctor.Problem, says: "updates of it are published by everything",
+		do: func(h *harness) { h.options.Sources[0].Columns.ID = "event_id" }},
+	{name: "is missing and another publication has the table", check: "replica-identity", level: doctor.Problem, says: "updates of it are published by everything",
 		seed: run("ALTER TABLE outbox DROP CONSTRAINT outbox_pkey", "CREATE PUBLICATION everything FOR ALL TABLES")},
-	{name: "is missing beside a publication of the schema", check: "replica-identity", level: doctor.Problem, says: "updates of it are published by everything", from: 15,
+	{name: "is missing and a publication has the schema", check: "replica-identity", level: doctor.Problem, says: "updates of it are published by everything", from: 15,
 		seed: run("ALTER TABLE outbox DROP CONSTRAINT outbox_pkey", "CREATE PUBLICATION everything FOR TABLES IN SCHEMA public")},
 	{name: "is missing in a partition", check: "replica-identity", level: doctor.Problem, says: "public.outbox_all has no replica identity",
 		seed: then(partitioned, run("ALTER TABLE outbox_all REPLICA IDENTITY NOTHING", "CREATE PUBLICATION other FOR TABLE outbox"))},
 	{name: "is full of dead rows", check: "table-bloat", level: doctor.Warning, says: "dead rows",
-		seed: func(w *world) {
-			run("INSERT INTO outbox (event_id, event_type, payload) SELECT n, 'x', '{}' FROM generate_series(1, 12000) n", "DELETE FROM outbox")(w)
-			w.await("the statistics are in", func() bool {
-				return w.db.Int("SELECT n_dead_tup FROM pg_stat_all_tables WHERE relid = 'outbox'::regclass") > 10_000
+		seed: func(h *harness) {
+			run("INSERT INTO outbox (event_id, event_type, payload) SELECT n, 'x', '{}' FROM generate_series(1, 12000) n", "DELETE FROM outbox")(h)
+			h.await("the statistics are in", func() bool {
+				return h.db.Int("SELECT n_dead_tup FROM pg_stat_all_tables WHERE relid = 'outbox'::regclass") > 10_000
 			})
 		}},
 	{name: "has waited for a day", check: "oldest-unpublished", level: doctor.Warning, says: "has waited for 24h0m",
 		seed: run("INSERT INTO outbox (event_id, event_type, payload, created_at) VALUES ('1', 'x', '{}', now() - interval '1 day')"),
-		do:   (*world).relay},
+		do:   (*harness).relay},
 }
 
 var slotFaults = []fault{
-	{name: "is of another plugin", check: "slot", level: doctor.Problem, says: "plugin", seed: func(w *world) { w.slot(w.db.Name, "test_decoding") },
-		do: func(w *world) { w.options.Slot += "_2" }},
-	{name: "is gone", check: "slot", level: doctor.Warning, says: "is gone", seed: then((*world).relay, run("SELECT pg_drop_replication_slot('{db}')")),
-		do: (*world).relay},
-	{name: "is somebody's", check: "slot", level: doctor.Warning, says: "walpost did not make it", seed: func(w *world) { w.slot(w.db.Name, "pgoutput") },
-		do: func(w *world) { w.options.Slot += "_2" }},
-	{name: "is of another database", check: "slot", level: doctor.Problem, says: "belongs to database", seed: func(w *world) {
-		other := newWorldOn(w.t, nil, testdb.New(w.t))
+	{name: "is of another plugin", check: "slot", level: doctor.Problem, says: "plugin", seed: func(h *harness) { h.slot(h.db.Name, "test_decoding") },
+		do: func(h *harness) { h.options.Slot += "_2" }},
+	{name: "is gone", check: "slot", level: doctor.Warning, says: "is gone", seed: then((*harness).relay, run("SELECT pg_drop_replication_slot('{db}')")),
+		do: (*harness).relay},
+	{name: "is another program's", check: "slot", level: doctor.Warning, says: "walpost did not make it", seed: func(h *harness) { h.slot(h.db.Name, "pgoutput") },
+		do: func(h *harness) { h.options.Slot += "_2" }},
+	{name: "is of another database", check: "slot", level: doctor.Problem, says: "belongs to database", seed: func(h *harness) {
+		other := newHarnessOn(h.t, nil, testdb.New(h.t))
 		other.slot(other.db.Name, "pgoutput")
-		w.options.Slot = other.db.Name
-	}, do: func(w *world) { w.options.Slot = w.db.Name }},
-	{name: "is temporary", check: "slot", level: doctor.Problem, says: "is temporary and belongs to another session", seed: func(w *world) {
-		if _, err := w.connect().Exec(w.t.Context(), "SELECT pg_create_logical_replication_slot($1, 'pgoutput', true)", w.db.Name); err != nil {
-			w.t.Fatal(err)
+		h.options.Slot = other.db.Name
+	}, do: func(h *harness) { h.options.Slot = h.db.Name }},
+	{name: "is temporary", check: "slot", level: doctor.Problem, says: "is temporary and belongs to another session", seed: func(h *harness) {
+		if _, err := h.connect().Exec(h.t.Context(), "SELECT pg_create_logical_replication_slot($1, 'pgoutput', true)", h.db.Name); err != nil {
+			h.t.Fatal(err)
 		}
-	}, do: func(w *world) { w.options.Slot += "_2" }},
-	{name: "is somebody else", check: "slot-reader", level: doctor.Problem, says: `another program reads the slot: "thief"`, seed: steal("thief"), do: func(*world) {}},
-	{name: "is somebody else without a name", check: "slot-reader", level: doctor.Problem, says: "another program reads the slot: without a name", seed: steal(""), do: func(*world) {}},
-	{name: "is somebody else for a role that may little", check: "slot-reader", level: doctor.Problem, says: `"thief"`,
-		seed: then(steal("thief"), func(w *world) { w.role("") }), do: func(*world) {}},
-	{name: "was moved by hand", check: "slot-moved", level: doctor.Problem, says: "somebody else has moved",
-		seed: then((*world).relay, func(w *world) { w.wal(2) }, run("SELECT pg_replication_slot_advance('{db}', pg_current_wal_lsn())")), do: (*world).relay},
+	}, do: func(h *harness) { h.options.Slot += "_2" }},
+	{name: "is another program", check: "slot-reader", level: doctor.Problem, says: `another program reads the slot: "thief"`, seed: steal("thief"), do: func(*harness) {}},
+	{name: "is another program without a name", check: "slot-reader", level: doctor.Problem, says: "another program reads the slot: without a name", seed: steal(""), do: func(*harness) {}},
+	{name: "is another program for a role that may little", check: "slot-reader", level: doctor.Problem, says: `"thief"`,
+		seed: then(steal("thief"), func(h *harness) { h.role("") }), do: func(*harness) {}},
+	{name: "was moved by hand", check: "slot-moved", level: doctor.Problem, says: "another program has moved",
+		seed: then((*harness).relay, func(h *harness) { h.wal(2) }, run("SELECT pg_replication_slot_advance('{db}', pg_current_wal_lsn())")), do: (*harness).relay},
 	{name: "is another one", check: "same-server", level: doctor.Problem, says: "the slot was read from server 42, timeline 1",
-		seed: then((*world).relay, run("UPDATE walpost.slots SET system_id = '42'")), do: (*world).relay},
+		seed: then((*harness).relay, run("UPDATE walpost.slots SET system_id = '42'")), do: (*harness).relay},
 	{name: "has another timeline", check: "same-server", level: doctor.Problem, says: "timeline 7",
-		seed: then((*world).relay, run("UPDATE walpost.slots SET timeline = 7")), do: (*world).relay},
+		seed: then((*harness).relay, run("UPDATE walpost.slots SET timeline = 7")), do: (*harness).relay},
 	{name: "is recorded beyond the end of the WAL", check: "positions", level: doctor.Problem, says: "FFFF/0 is recorded as confirmed of slot",
-		seed: then((*world).relay, run("UPDATE walpost.slots SET confirmed = 'FFFF/0'")), do: (*world).relay},
+		seed: then((*harness).relay, run("UPDATE walpost.slots SET confirmed = 'FFFF/0'")), do: (*harness).relay},
 	{name: "has a subscriber beyond the end of the WAL", check: "positions", level: doctor.Problem, says: "its position FFFF/0 lies beyond",
-		seed: then((*world).relay, run("UPDATE walpost.subscribers SET secured_commit = 'FFFF/0'")), do: (*world).relay},
+		seed: then((*harness).relay, run("UPDATE walpost.subscribers SET secured_commit = 'FFFF/0'")), do: (*harness).relay},
 	{name: "has a subscriber of another server", check: "positions", level: doctor.Problem, says: "is of server '42'",
-		seed: then((*world).relay, run("UPDATE walpost.subscribers SET system_id = '42'")), do: (*world).relay},
+		seed: then((*harness).relay, run("UPDATE walpost.subscribers SET system_id = '42'")), do: (*harness).relay},
 	{name: "has a subscriber of another epoch", check: "positions", level: doctor.Problem, says: "is of epoch 2, and the slot is in epoch 1",
-		seed: then((*world).relay, run("UPDATE walpost.subscribers SET secured_epoch = 2")), do: (*world).relay},
+		seed: then((*harness).relay, run("UPDATE walpost.subscribers SET secured_epoch = 2")), do: (*harness).relay},
 	{name: "has a subscriber with more finished than secured", check: "positions", level: doctor.Problem, says: "more of it is said to be finished",
-		seed: then((*world).relay, run("UPDATE walpost.subscribers SET finished_epoch = secured_epoch, finished_ordinal = secured_ordinal, finished_commit = secured_commit + 1")), do: (*world).relay},
+		seed: then((*harness).relay, run("UPDATE walpost.subscribers SET finished_epoch = secured_epoch, finished_ordinal = secured_ordinal, finished_commit = secured_commit + 1")), do: (*harness).relay},
 	{name: "is not marked for failover", check: "failover-slot", level: doctor.Warning, says: "not marked for failover", from: 17,
-		seed: func(w *world) { w.slot(w.db.Name, "pgoutput") }},
+		seed: func(h *harness) { h.slot(h.db.Name, "pgoutput") }},
 }
 
 // walFaults are of slots, and of what the whole server keeps for them.
 var walFaults = []fault{
 	{name: "has been promoted", check: "same-server", level: doctor.Problem, says: "timeline 2",
-		seed: then((*world).relay, promoted), do: (*world).relay},
+		seed: then((*harness).relay, promoted), do: (*harness).relay},
 	{name: "is lost", check: "slot", level: doctor.Problem, says: "is lost",
-		seed: then((*world).relay, lose), do: (*world).relay},
+		seed: then((*harness).relay, lose), do: (*harness).relay},
 	{name: "is near", check: "slot-danger", level: doctor.Warning, says: "is lost when",
-		seed: then((*world).relay, set("max_slot_wal_keep_size", "'240MB'", false), func(w *world) { w.wal(13) })},
+		seed: then((*harness).relay, set("max_slot_wal_keep_size", "'240MB'", false), func(h *harness) { h.wal(13) })},
 	{name: "is here", check: "slot-danger", level: doctor.Problem, says: "is lost when 0 bytes more",
-		seed: then((*world).relay, func(w *world) { w.wal(4) }, set("max_slot_wal_keep_size", "'16MB'", false))},
+		seed: then((*harness).relay, func(h *harness) { h.wal(4) }, set("max_slot_wal_keep_size", "'16MB'", false))},
 	{name: "holds everything", check: "old-transaction", level: doctor.Warning, says: "has been open for",
-		seed: func(w *world) { w.options.OldAfter = time.Millisecond; w.open("SELECT pg_current_xact_id()") }, do: func(*world) {}},
+		seed: func(h *harness) { h.options.OldAfter = time.Millisecond; h.open("SELECT pg_current_xact_id()") }, do: func(*harness) {}},
 	{name: "is prepared", check: "old-transaction", level: doctor.Warning, says: "prepared transaction",
-		seed: func(w *world) {
-			w.options.OldAfter = time.Millisecond
-			conn := w.connect()
+		seed: func(h *harness) {
+			h.options.OldAfter = time.Millisecond
+			conn := h.connect()
 			for _, sql := range []string{"BEGIN", "SELECT pg_current_xact_id()", "PREPARE TRANSACTION 'half'"} {
-				if _, err := conn.Exec(w.t.Context(), sql); err != nil {
-					w.t.Fatal(err)
+				if _, err := conn.Exec(h.t.Context(), sql); err != nil {
+					h.t.Fatal(err)
 				}
 			}
 		}},
-	{name: "are forgotten", check: "other-slots", level: doctor.Warning, says: "nobody reads slot",
-		seed: func(w *world) { w.slot(w.db.Name+"_old", "test_decoding"); w.wal(4) }},
+	{name: "are forgotten", check: "other-slots", level: doctor.Warning, says: "has no reader and keeps",
+		seed: func(h *harness) { h.slot(h.db.Name+"_old", "test_decoding"); h.wal(4) }},
 	{name: "is old", check: "catalog-xmin", level: doctor.Warning, says: "keeps rows of the catalogue alive",
-		seed: func(w *world) {
-			w.slot(w.db.Name+"_old", "pgoutput")
-			burn(w)
+		seed: func(h *harness) {
+			h.slot(h.db.Name+"_old", "pgoutput")
+			burn(h)
 		}},
 	{name: "is old in the relay's own slot", check: "catalog-xmin", level: doctor.Warning, says: "keeps rows of the catalogue alive",
-		seed: then((*world).relay, burn), do: func(w *world) {
-			w.await("the relay has caught up", func() bool {
+		seed: then((*harness).relay, burn), do: func(h *harness) {
+			h.await("the relay has caught up", func() bool {
 				// The server lets go with what it writes of running transactions, now and then, and with the confirm after that.
-				run("CHECKPOINT", "INSERT INTO outbox (event_id, event_type, payload) SELECT 'n' || count(*), 'x', '{}' FROM outbox")(w)
-				w.relay()
-				return w.examine("catalog-xmin")[0].Level == doctor.OK
+				run("CHECKPOINT", "INSERT INTO outbox (event_id, event_type, payload) SELECT 'n' || count(*), 'x', '{}' FROM outbox")(h)
+				h.relay()
+				return h.check("catalog-xmin")[0].Level == doctor.OK
 			})
 		}},
 }
 
 // burn uses up as many transactions as a server of months.
-func burn(w *world) {
-	w.db.Exec(`CREATE PROCEDURE burn() LANGUAGE plpgsql AS $$ BEGIN FOR i IN 1..50100 LOOP PERFORM pg_current_xact_id(); COMMIT; END LOOP; END $$`)
-	w.db.Exec(`CALL burn()`, pgx.QueryExecModeSimpleProtocol)
+func burn(h *harness) {
+	h.db.Exec(`CREATE PROCEDURE burn() LANGUAGE plpgsql AS $$ BEGIN FOR i IN 1..50100 LOOP PERFORM pg_current_xact_id(); COMMIT; END LOOP; END $$`)
+	h.db.Exec(`CALL burn()`, pgx.QueryExecModeSimpleProtocol)
 }
 
 // lose lets the server give up the slot.
-func lose(w *world) {
-	set("max_slot_wal_keep_size", "'16MB'", false)(w)
-	w.wal(6)
-	w.await("the slot is lost", func() bool {
-		w.db.Exec("CHECKPOINT")
-		return w.db.Text("SELECT wal_status FROM pg_replication_slots WHERE slot_name = $1", w.db.Name) == "lost"
+func lose(h *harness) {
+	set("max_slot_wal_keep_size", "'16MB'", false)(h)
+	h.wal(6)
+	h.await("the slot is lost", func() bool {
+		h.db.Exec("CHECKPOINT")
+		return h.db.Text("SELECT wal_status FROM pg_replication_slots WHERE slot_name = $1", h.db.Name) == "lost"
 	})
 }
 
 // steal reads the slot under another name.
-func steal(name string) func(*world) {
-	return func(w *world) {
-		w.relay()
-		config, err := postgres.ReplicationConfig(w.db.DSN)
+func steal(name string) func(*harness) {
+	return func(h *harness) {
+		h.relay()
+		config, err := postgres.ReplicationConfig(h.db.DSN)
 		if err != nil {
-			w.t.Fatal(err)
+			h.t.Fatal(err)
 		}
 		config.RuntimeParams["application_name"] = name
-		conn, err := pgconn.ConnectConfig(w.t.Context(), config)
+		conn, err := pgconn.ConnectConfig(h.t.Context(), config)
 		if err != nil {
-			w.t.Fatal(err)
+			h.t.Fatal(err)
 		}
-		w.t.Cleanup(func() { conn.Close(w.t.Context()) })
-		if err := pglogrepl.StartReplication(w.t.Context(), conn, w.db.Name, 0, pglogrepl.StartReplicationOptions{
+		h.t.Cleanup(func() { conn.Close(h.t.Context()) })
+		if err := pglogrepl.StartReplication(h.t.Context(), conn, h.db.Name, 0, pglogrepl.StartReplicationOptions{
 			PluginArgs: []string{"proto_version '1'", "publication_names 'walpost'"}}); err != nil {
-			w.t.Fatal(err)
+			h.t.Fatal(err)
 		}
 	}
 }
 
 // promoted lets the server go on with a new timeline, as after a failover.
-func promoted(w *world) {
-	w.t.Helper()
-	if err := w.server.Kill(w.t.Context()); err != nil {
-		w.t.Fatal(err)
+func promoted(h *harness) {
+	h.t.Helper()
+	if err := h.server.Kill(h.t.Context()); err != nil {
+		h.t.Fatal(err)
 	}
-	testdb.Promote(w.t, w.server, true)
-	w.db.Pool.Reset()
+	testdb.Promote(h.t, h.server, true)
+	h.db.Pool.Reset()
 }
 
-func (w *world) connect() *pgx.Conn {
-	w.t.Helper()
-	conn, err := pgx.Connect(w.t.Context(), w.db.DSN)
+func (h *harness) connect() *pgx.Conn {
+	h.t.Helper()
+	conn, err := pgx.Connect(h.t.Context(), h.db.DSN)
 	if err != nil {
-		w.t.Fatal(err)
+		h.t.Fatal(err)
 	}
-	w.t.Cleanup(func() { conn.Close(w.t.Context()) })
+	h.t.Cleanup(func() { conn.Close(h.t.Context()) })
 	return conn
 }
 
 // open begins a transaction and leaves it so.
-func (w *world) open(sql string) {
-	w.t.Helper()
-	tx, err := w.connect().Begin(w.t.Context())
+func (h *harness) open(sql string) {
+	h.t.Helper()
+	tx, err := h.connect().Begin(h.t.Context())
 	if err != nil {
-		w.t.Fatal(err)
+		h.t.Fatal(err)
 	}
-	if _, err := tx.Exec(w.t.Context(), sql); err != nil {
-		w.t.Fatal(err)
+	if _, err := tx.Exec(h.t.Context(), sql); err != nil {
+		h.t.Fatal(err)
 	}
 }

@@ -20,7 +20,7 @@ func (f foreign) String() string { return f.What + " (of role " + f.Owner + ")" 
 
 // foreignSQL finds what a statement of walpost on a table, what inherits from it and the types of its columns runs
 // besides: functions of triggers, checks and generated columns, and rules, where it writes; where it reads, those of
-// casts, and of indexes, statistics and partitions, whose constant parts are computed by whoever plans a query. $1 is the
+// casts, and of indexes, statistics and partitions, whose constant parts are computed by each role that plans a query. $1 is the
 // table, $2 the columns that are set, $3 whether rows are deleted. Code of the role itself, of superusers and of Postgres
 // is not foreign.
 const foreignSQL = `
@@ -86,18 +86,18 @@ const foreignSQL = `
 
 // checkForeignCode names what the owners of the sources' tables can make the relay run: it cannot be prevented while the
 // relay reads and writes their tables, only confined to a role with few rights.
-func checkForeignCode(ctx context.Context, e *exam) ([]Finding, error) {
-	tables, err := e.tables(ctx)
+func checkForeignCode(ctx context.Context, c *checker) ([]Finding, error) {
+	tables, err := c.tables(ctx)
 	if err != nil {
 		return nil, err
 	}
 	var super bool
-	if err := e.tx.QueryRow(ctx, `SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = CURRENT_USER`).Scan(&super); err != nil {
+	if err := c.tx.QueryRow(ctx, `SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = CURRENT_USER`).Scan(&super); err != nil {
 		return nil, err
 	}
 	var found []Finding
 	for _, table := range tables {
-		code, err := e.foreignCode(ctx, table)
+		code, err := c.foreignCode(ctx, table)
 		if err != nil {
 			return nil, err
 		}
@@ -105,40 +105,40 @@ func checkForeignCode(ctx context.Context, e *exam) ([]Finding, error) {
 			continue
 		}
 		var names []string
-		for _, c := range code {
-			names = append(names, c.String())
+		for _, f := range code {
+			names = append(names, f.String())
 		}
-		report, means := warning, "it can do whatever role "+quote(e.role)+" can, and whatever the role of a command can that reads the table"
+		report, means := warning, "it can do whatever role "+quote(c.role)+" can, and whatever the role of a command can that reads the table"
 		if super {
-			report, means = problem, "role "+quote(e.role)+" is a superuser, so the owner of the table is one, too"
+			report, means = problem, "role "+quote(c.role)+" is a superuser, so the owner of the table is one, too"
 		}
 		found = append(found, report(fmt.Sprintf("reading, marking or deleting rows of %s runs code of another role: %s", relation(table), strings.Join(names, ", ")), means,
-			&Mend{Do: "read that code; drop or disable it if it has no business there, or give its function to the role that the relay has " +
+			&Fix{Do: "read that code; drop or disable it if it has no business there, or give its function to the role that the relay has " +
 				"or to a superuser; and run the relay as a role with the rights of deploy/sql/roles.sql and no other"}).about(table.Source.Name))
 	}
 	return found, nil
 }
 
-func (e *exam) foreignCode(ctx context.Context, table *outbox.Table) ([]foreign, error) {
+func (c *checker) foreignCode(ctx context.Context, table *outbox.Table) ([]foreign, error) {
 	columns := []string{}
 	if table.Marks() {
 		columns = table.MarkColumns()
 	}
-	rows, err := e.tx.Query(ctx, foreignSQL, table.OID, columns, table.Source.Retention > 0)
+	rows, err := c.tx.Query(ctx, foreignSQL, table.OID, columns, table.Source.Retention > 0)
 	if err != nil {
 		return nil, err
 	}
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[foreign])
 }
 
-// checkMessages looks at who may write logical messages. Where a source is made of them, each is an event.
-func checkMessages(ctx context.Context, e *exam) ([]Finding, error) {
+// checkMessages checks who may write logical messages. Where a source is made of them, each is an event.
+func checkMessages(ctx context.Context, c *checker) ([]Finding, error) {
 	var found []Finding
-	for _, source := range e.Sources {
+	for _, source := range c.Sources {
 		if source.Messages == "" {
 			continue
 		}
-		open, err := e.texts(ctx, `
+		open, err := c.texts(ctx, `
 			SELECT p.oid::pg_catalog.regprocedure::text FROM pg_catalog.pg_proc p
 			WHERE p.pronamespace = 'pg_catalog'::pg_catalog.regnamespace AND p.proname = 'pg_logical_emit_message'
 			  AND (p.proacl IS NULL OR EXISTS (SELECT FROM pg_catalog.aclexplode(p.proacl) a WHERE a.grantee = 0 AND a.privilege_type = 'EXECUTE'))
@@ -151,7 +151,7 @@ func checkMessages(ctx context.Context, e *exam) ([]Finding, error) {
 		}
 		found = append(found, warning("every role that can connect may write events of this source: PUBLIC has EXECUTE on "+strings.Join(open, " and "),
 			"subscribers get them, signed, like those of the service that the source belongs to",
-			&Mend{Do: "as a superuser, GRANT EXECUTE ON FUNCTION pg_catalog." + strings.TrimPrefix(open[len(open)-1], "pg_catalog.") + " TO the role of that service, and then, " +
+			&Fix{Do: "as a superuser, GRANT EXECUTE ON FUNCTION pg_catalog." + strings.TrimPrefix(open[len(open)-1], "pg_catalog.") + " TO the role of that service, and then, " +
 				"for each of these functions, REVOKE EXECUTE ON FUNCTION … FROM PUBLIC"}).about(source.Name))
 	}
 	return found, nil

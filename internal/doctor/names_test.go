@@ -18,7 +18,7 @@ var awkward = []fault{
 		seed: asRole(`ALTER TABLE "The School"."out""box's" ENABLE ROW LEVEL SECURITY`, `GRANT USAGE ON SCHEMA "The School" TO {role}`,
 			`GRANT SELECT ON "The School"."out""box's" TO {role}`)},
 	{name: "is off for the role", check: "track-activities", level: doctor.Warning, says: "is off", seed: asRole("ALTER ROLE {role} SET track_activities = off")},
-	{name: "is gone", check: "publication", level: doctor.Problem, says: "does not exist", seed: then((*world).relay, run(`DROP PUBLICATION "Wal Post's"`))},
+	{name: "is gone", check: "publication", level: doctor.Problem, says: "does not exist", seed: then((*harness).relay, run(`DROP PUBLICATION "Wal Post's"`))},
 	{name: "lack a source", check: "publication-tables", level: doctor.Problem, says: "lacks", seed: run(`CREATE PUBLICATION "Wal Post's" WITH (publish = 'insert')`)},
 	{name: "are too many", check: "publication-tables", level: doctor.Problem, says: "no source",
 		seed: run(`CREATE TABLE "The School"."Went Home" (id int)`,
@@ -34,11 +34,11 @@ var awkward = []fault{
 	{name: "is missing", check: "replica-identity", level: doctor.Problem, says: "no replica identity",
 		seed: run(`ALTER TABLE "The School"."out""box's" DROP CONSTRAINT outbox_pkey`, "CREATE PUBLICATION everything FOR ALL TABLES")},
 	{name: "is full of dead rows", check: "table-bloat", level: doctor.Warning, says: "dead rows",
-		seed: func(w *world) {
+		seed: func(h *harness) {
 			run(`INSERT INTO "The School"."out""box's" (event_id, event_type, payload) SELECT n, 'x', '{}' FROM generate_series(1, 12000) n`,
-				`DELETE FROM "The School"."out""box's"`)(w)
-			w.await("the statistics are in", func() bool {
-				return w.db.Int(`SELECT n_dead_tup FROM pg_stat_all_tables WHERE relid = '"The School"."out""box''s"'::regclass`) > 10_000
+				`DELETE FROM "The School"."out""box's"`)(h)
+			h.await("the statistics are in", func() bool {
+				return h.db.Int(`SELECT n_dead_tup FROM pg_stat_all_tables WHERE relid = '"The School"."out""box''s"'::regclass`) > 10_000
 			})
 		}},
 }
@@ -49,21 +49,21 @@ func TestDoctor_printsSQLThatRunsWithNamesThatNeedQuotes(t *testing.T) {
 	for _, f := range awkward {
 		t.Run(f.check+" "+f.name, func(t *testing.T) {
 			t.Parallel()
-			w := newWorldOn(t, nil, testdb.New(t))
-			run(`CREATE SCHEMA "The School"`, `ALTER TABLE outbox RENAME TO "out""box's"`, `ALTER TABLE "out""box's" SET SCHEMA "The School"`)(w)
-			w.options.Sources[0].Schema, w.options.Sources[0].Table = "The School", `out"box's`
-			w.options.Publication = "Wal Post's"
-			f.try(w)
+			h := newHarnessOn(t, nil, testdb.New(t))
+			run(`CREATE SCHEMA "The School"`, `ALTER TABLE outbox RENAME TO "out""box's"`, `ALTER TABLE "out""box's" SET SCHEMA "The School"`)(h)
+			h.options.Sources[0].Schema, h.options.Sources[0].Table = "The School", `out"box's`
+			h.options.Publication = "Wal Post's"
+			f.try(h)
 		})
 	}
 }
 
 // asRole lets the doctor be a role with an awkward name, and runs statements about it, {role}.
-func asRole(statements ...string) func(*world) {
-	return func(w *world) {
-		role := w.roleNamed(w.db.Name+` o'"neil`, "")
+func asRole(statements ...string) func(*harness) {
+	return func(h *harness) {
+		role := h.roleNamed(h.db.Name+` o'"neil`, "")
 		for _, sql := range statements {
-			execute(w.t, w.db.DSN, strings.ReplaceAll(sql, "{role}", pgx.Identifier{role}.Sanitize()))
+			execute(h.t, h.db.DSN, strings.ReplaceAll(sql, "{role}", pgx.Identifier{role}.Sanitize()))
 		}
 	}
 }

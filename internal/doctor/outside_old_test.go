@@ -14,11 +14,11 @@ import (
 	"github.com/backendstart/walpost/internal/testdb"
 )
 
-// Nobody packs a Postgres as old as this for other systems and processors, so there this test does not exist; a skipped
+// No one packs a Postgres as old as this for other systems and processors, so there this test does not exist; a skipped
 // one would fail the run.
 
-// The server is one that walpost has never supported; what mends it is a supported one with the same database.
-func TestOutside_aServerThatIsTooOldIsToldAndANewerOneMendsIt(t *testing.T) {
+// The server is one that walpost has never supported; what fixes it is a supported one with the same database.
+func TestOutside_aServerThatIsTooOldIsToldAndANewerOneFixesIt(t *testing.T) {
 	script := exec.Command("sh", "../../scripts/get-postgres.sh", "13")
 	script.Stderr = os.Stderr
 	bin, err := script.Output()
@@ -34,20 +34,20 @@ func TestOutside_aServerThatIsTooOldIsToldAndANewerOneMendsIt(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	w := newWorld(t, testdb.NewServer(t, sound))
-	w.options.DatabaseURL = old.DSN(w.db.Name)
-	execute(t, old.DSN("postgres"), "CREATE DATABASE "+w.db.Name)
+	h := newHarness(t, testdb.NewServer(t, sound))
+	h.options.DatabaseURL = old.DSN(h.db.Name)
+	execute(t, old.DSN("postgres"), "CREATE DATABASE "+h.db.Name)
 
-	report := doctor.Run(t.Context(), w.options)
+	report := doctor.Run(t.Context(), h.options)
 	found := find(report, "version")
-	if found.Level != doctor.Problem || found.Finding != "this is Postgres 13" || found.Mend == nil || !strings.Contains(found.Mend.Do, "to one of Postgres 14 to 18") {
+	if found.Level != doctor.Problem || found.Finding != "this is Postgres 13" || found.Fix == nil || !strings.Contains(found.Fix.Do, "to one of Postgres 14 to 18") {
 		t.Errorf("of Postgres 13 the doctor says%s", describe([]doctor.Finding{found}))
 	}
 	if f := find(report, "connection"); f.Level != doctor.OK {
 		t.Errorf("the doctor says%s", describe([]doctor.Finding{f}))
 	}
-	w.options.DatabaseURL = w.db.DSN
-	for _, f := range doctor.Run(t.Context(), w.options).Findings {
+	h.options.DatabaseURL = h.db.DSN
+	for _, f := range doctor.Run(t.Context(), h.options).Findings {
 		if f.Level != doctor.OK && f.Check != "standby-sync" {
 			t.Errorf("of a newer server the doctor says%s", describe([]doctor.Finding{f}))
 		}

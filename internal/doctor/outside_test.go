@@ -17,7 +17,7 @@ import (
 
 // The server's clock goes wrong, and NTP sets it while the server runs: libfaketime reads from a file how far off
 // the clock of a process is.
-func TestOutside_aClockThatIsOffIsToldAndNTPMendsIt(t *testing.T) {
+func TestOutside_aClockThatIsOffIsToldAndNTPFixesIt(t *testing.T) {
 	library := libfaketime(t)
 	clock := filepath.Join(publicDir(t), "clock")
 	off := func(by string) {
@@ -36,23 +36,23 @@ func TestOutside_aClockThatIsOffIsToldAndNTPMendsIt(t *testing.T) {
 	t.Setenv("FAKETIME_NO_CACHE", "1")
 	t.Setenv("DONT_FAKE_MONOTONIC", "1") // a clock that is set does not change how long a second is
 	server := testdb.NewServer(t, sound)
-	w := newWorld(t, server)
+	h := newHarness(t, server)
 	for _, fault := range []struct{ by, says string }{
 		{"-90", "ahead of the server's"},
 		{"+90", "behind the server's"},
 	} {
 		off(fault.by)
-		found := w.examine("clock")
-		if found[0].Level != doctor.Warning || !strings.Contains(found[0].Finding, fault.says) || found[0].Mend == nil || !strings.Contains(found[0].Mend.Do, "NTP") {
+		found := h.check("clock")
+		if found[0].Level != doctor.Warning || !strings.Contains(found[0].Finding, fault.says) || found[0].Fix == nil || !strings.Contains(found[0].Fix.Do, "NTP") {
 			t.Errorf("of a server whose clock is off by %s s the doctor says%s", fault.by, describe(found))
 		}
 		off("+0")
-		if found := w.examine("clock"); found[0].Level != doctor.OK {
+		if found := h.check("clock"); found[0].Level != doctor.OK {
 			t.Errorf("after the clock was set the doctor says%s", describe(found))
 		}
 	}
 	off("+3")
-	if found := w.examine("clock"); found[0].Level != doctor.OK {
+	if found := h.check("clock"); found[0].Level != doctor.OK {
 		t.Errorf("of three seconds the doctor says%s", describe(found))
 	}
 }

@@ -22,13 +22,13 @@ import (
 func TestOutside_PgBouncerCarriesAllButTheStream(t *testing.T) {
 	for _, mode := range []string{"transaction", "session"} {
 		t.Run(mode, func(t *testing.T) {
-			w := newWorldOn(t, nil, testdb.New(t))
-			direct := w.db.DSN
-			w.options.DatabaseURL = pgbouncer(t, direct, mode)
-			w.wantsADirectConnection(direct)
-			w.db.Exec("INSERT INTO outbox (event_id, event_type, payload) VALUES ('1', 'x', '{}')")
-			w.relay() // with its SQL through the pooler
-			w.relay() // another one asks the same of sessions that are not its own
+			h := newHarnessOn(t, nil, testdb.New(t))
+			direct := h.db.DSN
+			h.options.DatabaseURL = pgbouncer(t, direct, mode)
+			h.wantsADirectConnection(direct)
+			h.db.Exec("INSERT INTO outbox (event_id, event_type, payload) VALUES ('1', 'x', '{}')")
+			h.relay() // with its SQL through the pooler
+			h.relay() // another one asks the same of sessions that are not its own
 		})
 	}
 }
@@ -78,8 +78,8 @@ pool_mode = %[7]s
 		}
 	})
 	through := fmt.Sprintf("host=127.0.0.1 port=%d user=%s dbname=%s sslmode=disable", port, config.User, config.Database)
-	w := world{t: t}
-	w.await("pgbouncer answers", func() bool {
+	h := harness{t: t}
+	h.await("pgbouncer answers", func() bool {
 		conn, err := pgx.Connect(t.Context(), through)
 		if err != nil {
 			return false

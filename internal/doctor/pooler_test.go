@@ -21,27 +21,27 @@ func TestDoctor_wantsADirectConnectionForTheStream(t *testing.T) {
 	t.Parallel()
 	for name, refuses := range map[string]bool{"refuses replication, as PgBouncer before 1.23": true, "passes it on, as later ones": false} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorldOn(t, nil, testdb.New(t))
-			direct := w.db.DSN
-			w.options.DatabaseURL = pooler(t, direct, refuses)
-			w.wantsADirectConnection(direct)
+			h := newHarnessOn(t, nil, testdb.New(t))
+			direct := h.db.DSN
+			h.options.DatabaseURL = pooler(t, direct, refuses)
+			h.wantsADirectConnection(direct)
 		})
 	}
 }
 
-// wantsADirectConnection examines what is said of a database_url that leads through a pooler, and mends it.
-func (w *world) wantsADirectConnection(direct string) {
-	t := w.t
+// wantsADirectConnection checks what is said of a database_url that leads through a pooler, and fixes it.
+func (h *harness) wantsADirectConnection(direct string) {
+	t := h.t
 	t.Helper()
-	report := doctor.Run(t.Context(), w.options)
+	report := doctor.Run(t.Context(), h.options)
 	if f := find(report, "connection"); f.Finding != "connected, through a pooler" {
 		t.Errorf("the doctor says%s", describe([]doctor.Finding{f}))
 	}
-	if f := find(report, "replication-connection"); f.Level != doctor.Problem || !strings.Contains(f.Finding, "through a pooler") || !strings.Contains(f.Mend.Do, "WALPOST_REPLICATION_URL") {
+	if f := find(report, "replication-connection"); f.Level != doctor.Problem || !strings.Contains(f.Finding, "through a pooler") || !strings.Contains(f.Fix.Do, "WALPOST_REPLICATION_URL") {
 		t.Errorf("the doctor says%s", describe([]doctor.Finding{f}))
 	}
-	w.options.ReplicationURL = direct
-	for _, f := range doctor.Run(t.Context(), w.options).Findings {
+	h.options.ReplicationURL = direct
+	for _, f := range doctor.Run(t.Context(), h.options).Findings {
 		if f.Level == doctor.Problem || f.Level == doctor.Unknown && f.Check != "standby-sync" {
 			t.Errorf("with a direct connection for the stream the doctor says%s", describe([]doctor.Finding{f}))
 		}
@@ -124,8 +124,8 @@ func pool(client net.Conn, config *pgconn.Config, refuses bool) {
 // A pooler passes settings on in the startup packet, or as a SET; the server then says "client" or "session".
 func TestDoctor_sendsAPersonToThePoolerForWhatTheSessionSets(t *testing.T) {
 	for _, source := range []string{"client", "session"} {
-		if mend := doctor.MendOf(source); len(mend.SQL) > 0 || !strings.Contains(mend.Do, "pooler") {
-			t.Errorf("what is set by the %s is to be mended by %+v", source, *mend)
+		if fix := doctor.FixOf(source); len(fix.SQL) > 0 || !strings.Contains(fix.Do, "pooler") {
+			t.Errorf("what is set by the %s is to be fixed by %+v", source, *fix)
 		}
 	}
 }

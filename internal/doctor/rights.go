@@ -26,87 +26,87 @@ func (m *missing) add(what, sql string) {
 
 // checkRights compares what the relay needs with what its role has. It asks for no more than is needed: where
 // only the publication is missing, its owner shall make it, and the relay's role need not own the table.
-func checkRights(ctx context.Context, e *exam) ([]Finding, error) {
+func checkRights(ctx context.Context, c *checker) ([]Finding, error) {
 	var m missing
-	if err := e.lacksReplication(ctx, &m); err != nil {
+	if err := c.lacksReplication(ctx, &m); err != nil {
 		return nil, err
 	}
 	var schema bool
-	if err := e.tx.QueryRow(ctx, `SELECT pg_catalog.to_regnamespace('walpost') IS NOT NULL`).Scan(&schema); err != nil {
+	if err := c.tx.QueryRow(ctx, `SELECT pg_catalog.to_regnamespace('walpost') IS NOT NULL`).Scan(&schema); err != nil {
 		return nil, err
 	}
 	if schema { // else the check schema has its say
-		if err := e.lacksOwnTables(ctx, &m); err != nil {
+		if err := c.lacksOwnTables(ctx, &m); err != nil {
 			return nil, err
 		}
 	}
-	tables, err := e.tables(ctx)
+	tables, err := c.tables(ctx)
 	if err != nil {
 		return nil, err
 	}
 	for _, table := range tables {
-		if err := e.lacksSource(ctx, &m, table); err != nil {
+		if err := c.lacksSource(ctx, &m, table); err != nil {
 			return nil, err
 		}
 	}
-	for _, s := range e.Subscribers {
+	for _, s := range c.Subscribers {
 		for _, g := range s.Tables {
-			if err := e.lacks(ctx, &m, g.Schema, g.Table, g.Rights, nil); err != nil {
+			if err := c.lacks(ctx, &m, g.Schema, g.Table, g.Rights, nil); err != nil {
 				return nil, err
 			}
 		}
 	}
-	if err := e.lacksPublication(ctx, &m, tables); err != nil {
+	if err := c.lacksPublication(ctx, &m, tables); err != nil {
 		return nil, err
 	}
 	if len(m.what) == 0 {
 		return nil, nil
 	}
 	if schema { // the relay works without them, so that they alone are a matter of the check sequences
-		if err := e.lacksSequences(ctx, &m); err != nil {
+		if err := c.lacksSequences(ctx, &m); err != nil {
 			return nil, err
 		}
 	}
-	return []Finding{problem(fmt.Sprintf("role %q lacks: %s", e.role, strings.Join(m.what, "; ")),
+	return []Finding{problem(fmt.Sprintf("role %q lacks: %s", c.role, strings.Join(m.what, "; ")),
 		"the relay would stop at the first of them, or could not record what it has delivered",
-		&Mend{As: "a superuser, or the owner of the database and the tables (REPLICATION can be given only by a superuser or, at a managed service, its administrator)", SQL: m.sql})}, nil
+		&Fix{As: "a superuser, or the owner of the database and the tables (REPLICATION can be given only by a superuser or, at a managed service, its administrator)", SQL: m.sql})}, nil
 }
 
 // lacksReplication believes a connection that works more than the attribute: managed services give the right
 // in ways of their own.
-func (e *exam) lacksReplication(ctx context.Context, m *missing) error {
+func (c *checker) lacksReplication(ctx context.Context, m *missing) error {
 	var has, rds bool
-	err := e.tx.QueryRow(ctx, `
+	err := c.tx.QueryRow(ctx, `
 		SELECT coalesce(bool_or(rolname = $1 AND (rolreplication OR rolsuper)), false), coalesce(bool_or(rolname = 'rds_replication'), false)
-		FROM pg_catalog.pg_roles`, e.streamingRole()).Scan(&has, &rds)
+		FROM pg_catalog.pg_roles`, c.streamingRole()).Scan(&has, &rds)
 	if err != nil || has {
 		return err
 	}
-	conn, err := wal.Connect(ctx, e.ReplicationURL, application)
+	conn, err := wal.Connect(ctx, c.ReplicationURL, application)
 	if err == nil {
 		conn.Close()
 		return nil
 	}
-	if postgres.Code(err) != "42501" { // insufficient_privilege; anything else is told by replication-connection
+	if postgres.Code(err) != "42501" { // insufficient_privilege; the check replication-connection reports anything else
 		return nil
 	}
-	sql := "ALTER ROLE " + quote(e.streamingRole()) + " REPLICATION"
-	if rds { // RDS and Aurora: nobody can set the attribute, the role stands for it
-		sql = "GRANT rds_replication TO " + quote(e.streamingRole())
+	sql := "ALTER ROLE " + quote(c.streamingRole()) + " REPLICATION"
+	if rds { // RDS and Aurora: no role can set the attribute, rds_replication stands for it
+		sql = "GRANT rds_replication TO " + quote(c.streamingRole())
 	}
 	m.add("REPLICATION", sql)
 	return nil
 }
 
-func (e *exam) streamingRole() string {
-	if e.streaming == "" || e.ReplicationURL == e.DatabaseURL {
-		return e.role
+func (c *checker) streamingRole() string {
+	if c.streaming == "" || c.ReplicationURL == c.DatabaseURL {
+		return c.role
 	}
-	return e.streaming
+	return c.streaming
 }
 
-func (e *exam) lacksOwnTables(ctx context.Context, m *missing) error {
-	names, err := e.texts(ctx, `
+func (c *checker) lacksOwnTables(ctx context.Context, m *missing) error {
+	names, err := c.texts(ctx, `
 		SELECT c.relname::text FROM pg_catalog.pg_class c WHERE c.relnamespace = pg_catalog.to_regnamespace('walpost') AND c.relkind = 'r'
 		ORDER BY 1`)
 	if err != nil {
@@ -120,7 +120,7 @@ func (e *exam) lacksOwnTables(ctx context.Context, m *missing) error {
 		if strings.HasSuffix(name, "_schema_version") {
 			rights = rights[:1]
 		}
-		if err := e.lacks(ctx, m, "walpost", name, rights, nil); err != nil {
+		if err := c.lacks(ctx, m, "walpost", name, rights, nil); err != nil {
 			return err
 		}
 	}
@@ -128,20 +128,20 @@ func (e *exam) lacksOwnTables(ctx context.Context, m *missing) error {
 }
 
 // lacksSequences asks for what the check sequences reads.
-func (e *exam) lacksSequences(ctx context.Context, m *missing) error {
-	sequences, err := e.sequences(ctx)
+func (c *checker) lacksSequences(ctx context.Context, m *missing) error {
+	sequences, err := c.sequences(ctx)
 	if err != nil {
 		return err
 	}
 	for _, s := range sequences {
 		if !s.readable {
-			m.add("SELECT on sequence walpost."+s.name, e.grantRead(s))
+			m.add("SELECT on sequence walpost."+s.name, c.grantRead(s))
 		}
 	}
 	return nil
 }
 
-func (e *exam) lacksSource(ctx context.Context, m *missing, table *outbox.Table) error {
+func (c *checker) lacksSource(ctx context.Context, m *missing, table *outbox.Table) error {
 	rights := []string{"SELECT"}
 	var columns []string
 	if table.Marks() {
@@ -150,15 +150,15 @@ func (e *exam) lacksSource(ctx context.Context, m *missing, table *outbox.Table)
 	if table.Source.Retention > 0 {
 		rights = append(rights, "DELETE")
 	}
-	return e.lacks(ctx, m, table.Source.Schema, table.Source.Table, rights, columns)
+	return c.lacks(ctx, m, table.Source.Schema, table.Source.Table, rights, columns)
 }
 
-// lacks looks for rights on a table and for UPDATE of some of its columns. A table that is not there is
+// lacks checks rights on a table and for UPDATE of some of its columns. A table that is not there is
 // another check's affair.
-func (e *exam) lacks(ctx context.Context, m *missing, schema, table string, rights, updated []string) error {
+func (c *checker) lacks(ctx context.Context, m *missing, schema, table string, rights, updated []string) error {
 	name := quote(schema, table)
 	var exists, usage bool
-	err := e.tx.QueryRow(ctx, `
+	err := c.tx.QueryRow(ctx, `
 		SELECT c.oid IS NOT NULL, pg_catalog.has_schema_privilege(n.oid, 'USAGE')
 		FROM pg_catalog.pg_namespace n LEFT JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = $2
 		WHERE n.nspname = $1
@@ -169,11 +169,11 @@ func (e *exam) lacks(ctx context.Context, m *missing, schema, table string, righ
 	if !usage {
 		what := "USAGE on schema " + schema
 		if !slices.Contains(m.what, what) {
-			m.add(what, "GRANT USAGE ON SCHEMA "+quote(schema)+" TO "+quote(e.role))
+			m.add(what, "GRANT USAGE ON SCHEMA "+quote(schema)+" TO "+quote(c.role))
 		}
 	}
 	has := func(query string, args ...any) (granted bool, err error) {
-		err = e.tx.QueryRow(ctx, `SELECT `+query+` FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+		err = c.tx.QueryRow(ctx, `SELECT `+query+` FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 			WHERE n.nspname = $1 AND c.relname = $2`, append([]any{schema, table}, args...)...).Scan(&granted)
 		return granted, err
 	}
@@ -201,50 +201,50 @@ func (e *exam) lacks(ctx context.Context, m *missing, schema, table string, righ
 		wanted = append(wanted, "UPDATE ("+strings.Join(columns, ", ")+")")
 	}
 	if wanted != nil {
-		m.add(strings.Join(wanted, ", ")+" on "+schema+"."+table, "GRANT "+strings.Join(wanted, ", ")+" ON "+name+" TO "+quote(e.role))
+		m.add(strings.Join(wanted, ", ")+" on "+schema+"."+table, "GRANT "+strings.Join(wanted, ", ")+" ON "+name+" TO "+quote(c.role))
 	}
 	return nil
 }
 
-// lacksPublication: whoever may not make the publication needs it prepared.
-func (e *exam) lacksPublication(ctx context.Context, m *missing, tables []*outbox.Table) error {
+// lacksPublication: a role that may not create the publication needs it prepared.
+func (c *checker) lacksPublication(ctx context.Context, m *missing, tables []*outbox.Table) error {
 	var exists, create bool
-	err := e.tx.QueryRow(ctx, `
+	err := c.tx.QueryRow(ctx, `
 		SELECT EXISTS (SELECT FROM pg_catalog.pg_publication WHERE pubname = $1),
-		       pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE')`, e.Publication).Scan(&exists, &create)
+		       pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE')`, c.Publication).Scan(&exists, &create)
 	if err != nil || exists {
 		return err
 	}
 	owner := true
 	for _, table := range tables {
 		var owns bool
-		err := e.tx.QueryRow(ctx, `SELECT pg_catalog.pg_has_role(relowner, 'USAGE') FROM pg_catalog.pg_class WHERE oid = $1`, table.OID).Scan(&owns)
+		err := c.tx.QueryRow(ctx, `SELECT pg_catalog.pg_has_role(relowner, 'USAGE') FROM pg_catalog.pg_class WHERE oid = $1`, table.OID).Scan(&owns)
 		if err != nil {
 			return err
 		}
 		owner = owner && owns
 	}
 	if !create || !owner {
-		m.add("the right to make publication "+e.Publication+" (CREATE on the database, and owning the tables)", wal.CreatePublication(e.Publication, identifiers(tables)))
+		m.add("the right to make publication "+c.Publication+" (CREATE on the database, and owning the tables)", wal.CreatePublication(c.Publication, identifiers(tables)))
 	}
 	return nil
 }
 
-func checkRowSecurity(ctx context.Context, e *exam) ([]Finding, error) {
-	tables, err := e.tables(ctx)
+func checkRowSecurity(ctx context.Context, c *checker) ([]Finding, error) {
+	tables, err := c.tables(ctx)
 	if err != nil {
 		return nil, err
 	}
 	var found []Finding
 	for _, table := range tables {
 		var active bool
-		if err := e.tx.QueryRow(ctx, `SELECT pg_catalog.row_security_active($1::oid)`, table.OID).Scan(&active); err != nil {
+		if err := c.tx.QueryRow(ctx, `SELECT pg_catalog.row_security_active($1::oid)`, table.OID).Scan(&active); err != nil {
 			return nil, err
 		}
 		if active {
-			found = append(found, problem(fmt.Sprintf("row level security of %s applies to role %q", relation(table), e.role),
+			found = append(found, problem(fmt.Sprintf("row level security of %s applies to role %q", relation(table), c.role),
 				"a policy could hide rows that wait, so the relay refuses to read the table",
-				&Mend{As: "a superuser", SQL: []string{"ALTER ROLE " + quote(e.role) + " BYPASSRLS"}}).about(table.Source.Name))
+				&Fix{As: "a superuser", SQL: []string{"ALTER ROLE " + quote(c.role) + " BYPASSRLS"}}).about(table.Source.Name))
 		}
 	}
 	return found, nil

@@ -14,8 +14,8 @@ type sequence struct {
 	readable            bool // by the role; else last says nothing
 }
 
-func (e *exam) sequences(ctx context.Context) ([]sequence, error) {
-	rows, err := e.tx.Query(ctx, `
+func (c *checker) sequences(ctx context.Context) ([]sequence, error) {
+	rows, err := c.tx.Query(ctx, `
 		SELECT s.relname::text, c.relname::text, a.attname::text, coalesce(q.last_value, 0),
 		       pg_catalog.has_schema_privilege(n.oid, 'USAGE')
 		       AND (pg_catalog.has_sequence_privilege(s.oid, 'USAGE') OR pg_catalog.has_sequence_privilege(s.oid, 'SELECT'))
@@ -37,14 +37,14 @@ func (e *exam) sequences(ctx context.Context) ([]sequence, error) {
 }
 
 // grantRead lets the role read where a sequence stands. Identity columns are filled without that right.
-func (e *exam) grantRead(s sequence) string {
-	return "GRANT SELECT ON SEQUENCE " + quote("walpost", s.name) + " TO " + quote(e.role)
+func (c *checker) grantRead(s sequence) string {
+	return "GRANT SELECT ON SEQUENCE " + quote("walpost", s.name) + " TO " + quote(c.role)
 }
 
 // checkSequences compares the sequences of walpost's tables with the numbers that the tables have: a restore or a
 // logical copy brings rows, and leaves sequences where they were.
-func checkSequences(ctx context.Context, e *exam) ([]Finding, error) {
-	sequences, err := e.sequences(ctx)
+func checkSequences(ctx context.Context, c *checker) ([]Finding, error) {
+	sequences, err := c.sequences(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -54,12 +54,12 @@ func checkSequences(ctx context.Context, e *exam) ([]Finding, error) {
 		if !s.readable {
 			f := unknown("the role may not read the sequence of "+table+"."+s.column,
 				"a sequence that stands behind its table gives numbers that are taken").about("walpost." + s.table)
-			f.Mend = &Mend{As: "the owner of " + table, SQL: []string{e.grantRead(s)}}
+			f.Fix = &Fix{As: "the owner of " + table, SQL: []string{c.grantRead(s)}}
 			found = append(found, f)
 			continue
 		}
 		var highest int64
-		if err := e.tx.QueryRow(ctx, "SELECT coalesce(pg_catalog.max("+quote(s.column)+"), 0) FROM "+table).Scan(&highest); err != nil {
+		if err := c.tx.QueryRow(ctx, "SELECT coalesce(pg_catalog.max("+quote(s.column)+"), 0) FROM "+table).Scan(&highest); err != nil {
 			return nil, err
 		}
 		if highest <= s.last {
@@ -67,7 +67,7 @@ func checkSequences(ctx context.Context, e *exam) ([]Finding, error) {
 		}
 		found = append(found, problem(fmt.Sprintf("the sequence of %s.%s stands at %d, the table has %d", table, s.column, s.last, highest),
 			"what people change is refused without its note, or not seen by the relay, until the numbers grow again; a restore or a copy of the rows alone leaves it so",
-			&Mend{As: "the owner of " + table, SQL: []string{fmt.Sprintf("SELECT pg_catalog.setval(pg_catalog.pg_get_serial_sequence('%s', '%s'), (SELECT pg_catalog.max(%s) FROM %s))",
+			&Fix{As: "the owner of " + table, SQL: []string{fmt.Sprintf("SELECT pg_catalog.setval(pg_catalog.pg_get_serial_sequence('%s', '%s'), (SELECT pg_catalog.max(%s) FROM %s))",
 				table, s.column, quote(s.column), table)}}).about("walpost."+s.table))
 	}
 	return found, nil

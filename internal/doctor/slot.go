@@ -14,23 +14,23 @@ import (
 	"github.com/backendstart/walpost/internal/store"
 )
 
-func checkSlot(ctx context.Context, e *exam) ([]Finding, error) {
-	slot, err := e.slot(ctx)
+func checkSlot(ctx context.Context, c *checker) ([]Finding, error) {
+	slot, err := c.slot(ctx)
 	if err != nil {
 		return nil, err
 	}
-	known, err := e.record(ctx)
+	known, err := c.record(ctx)
 	if err != nil {
 		return nil, err
 	}
 	switch {
 	case slot == nil && known == nil:
-		return []Finding{ok(fmt.Sprintf("there is no slot %q yet; the relay makes it", e.Slot))}, nil
+		return []Finding{ok(fmt.Sprintf("there is no slot %q yet; the relay makes it", c.Slot))}, nil
 	case known != nil && known.state == "creating":
-		return []Finding{ok(fmt.Sprintf("slot %q is being made, or will be at the next start of the relay", e.Slot))}, nil
+		return []Finding{ok(fmt.Sprintf("slot %q is being made, or will be at the next start of the relay", c.Slot))}, nil
 	case slot == nil:
-		return []Finding{warning(fmt.Sprintf("slot %q is gone", e.Slot), "the WAL since it was last confirmed may be gone, too; what is unpublished is in the tables",
-			&Mend{Do: "start the relay: it makes the slot anew and sends every unpublished row of the tables first"})}, nil
+		return []Finding{warning(fmt.Sprintf("slot %q is gone", c.Slot), "the WAL since it was last confirmed may be gone, too; what is unpublished is in the tables",
+			&Fix{Do: "start the relay: it creates the slot again and sends every unpublished row of the tables first"})}, nil
 	}
 	if err := slot.Check(); err != nil {
 		if f, isSetup := fromSetup(err, "the relay touches no slot that is not its own"); isSetup {
@@ -40,23 +40,23 @@ func checkSlot(ctx context.Context, e *exam) ([]Finding, error) {
 	}
 	switch {
 	case slot.Lost():
-		return []Finding{problem(strings.TrimSpace(fmt.Sprintf("slot %q is lost: the server has removed WAL that it needed %s", e.Slot, slot.Invalidation)),
-			"it can never be read again; what is unpublished is in the tables", e.dropSlot())}, nil
+		return []Finding{problem(strings.TrimSpace(fmt.Sprintf("slot %q is lost: the server has removed WAL that it needed %s", c.Slot, slot.Invalidation)),
+			"it can never be read again; what is unpublished is in the tables", c.dropSlot())}, nil
 	case known == nil:
-		return []Finding{warning(fmt.Sprintf("slot %q is there, but walpost did not make it", e.Slot), "somebody prepared it, or another program uses the name",
-			&Mend{Do: "if it was prepared for walpost, nothing; else choose another name with slot (WALPOST_SLOT)"})}, nil
+		return []Finding{warning(fmt.Sprintf("slot %q is there, but walpost did not make it", c.Slot), "a person prepared it, or another program uses the name",
+			&Fix{Do: "if it was prepared for walpost, nothing; else choose another name with slot (WALPOST_SLOT)"})}, nil
 	}
 	return nil, nil
 }
 
-// checkSlotReader looks for somebody else who reads the slot. Every role sees the names of all sessions.
-func checkSlotReader(ctx context.Context, e *exam) ([]Finding, error) {
-	slot, err := e.slot(ctx)
+// checkSlotReader finds another program that reads the slot. Every role sees the names of all sessions.
+func checkSlotReader(ctx context.Context, c *checker) ([]Finding, error) {
+	slot, err := c.slot(ctx)
 	if err != nil || slot == nil || !slot.Active {
 		return nil, err
 	}
 	var name string
-	err = e.tx.QueryRow(ctx, `SELECT coalesce(application_name, '') FROM pg_catalog.pg_stat_activity WHERE pid = $1`, slot.ActivePID).Scan(&name)
+	err = c.tx.QueryRow(ctx, `SELECT coalesce(application_name, '') FROM pg_catalog.pg_stat_activity WHERE pid = $1`, slot.ActivePID).Scan(&name)
 	if errors.Is(err, pgx.ErrNoRows) { // it has left meanwhile
 		return nil, nil
 	}
@@ -69,18 +69,18 @@ func checkSlotReader(ctx context.Context, e *exam) ([]Finding, error) {
 		name = strconv.Quote(name)
 	}
 	return []Finding{problem(fmt.Sprintf("another program reads the slot: %s, pid %d", name, slot.ActivePID), "what it confirms is gone for walpost, and walpost cannot start while it reads",
-		&Mend{As: "the role of that program, or a member of pg_signal_backend", SQL: []string{"SELECT pg_terminate_backend(" + strconv.Itoa(slot.ActivePID) + ", 5000)"},
+		&Fix{As: "the role of that program, or a member of pg_signal_backend", SQL: []string{"SELECT pg_terminate_backend(" + strconv.Itoa(slot.ActivePID) + ", 5000)"},
 			Do: "stop that program, or it comes back; or choose another name with slot (WALPOST_SLOT)"})}, nil
 }
 
-// checkSlotMoved relies on the order of the two looks: the record only grows, and is written before the slot
+// checkSlotMoved relies on the order of the two reads: the record only grows, and is written before the slot
 // moves, so a slot that was below it cannot be seen above it.
-func checkSlotMoved(ctx context.Context, e *exam) ([]Finding, error) {
-	slot, err := e.slot(ctx)
+func checkSlotMoved(ctx context.Context, c *checker) ([]Finding, error) {
+	slot, err := c.slot(ctx)
 	if err != nil || slot == nil || slot.Lost() {
 		return nil, err
 	}
-	known, err := e.record(ctx)
+	known, err := c.record(ctx)
 	if err != nil || known == nil || known.state != "ready" {
 		return nil, err
 	}
@@ -88,16 +88,16 @@ func checkSlotMoved(ctx context.Context, e *exam) ([]Finding, error) {
 	if err != nil || slot.Confirmed <= recorded {
 		return nil, err
 	}
-	return []Finding{problem(fmt.Sprintf("the slot stands at %v, beyond the %v that walpost recorded: somebody else has moved or made it", slot.Confirmed, recorded),
-		"events in between are not in the stream any more; what is unpublished is in the tables", e.dropSlot())}, nil
+	return []Finding{problem(fmt.Sprintf("the slot stands at %v, beyond the %v that walpost recorded: another program has moved or created it", slot.Confirmed, recorded),
+		"events in between are not in the stream any more; what is unpublished is in the tables", c.dropSlot())}, nil
 }
 
-func checkSameServer(ctx context.Context, e *exam) ([]Finding, error) {
-	slot, err := e.slot(ctx)
+func checkSameServer(ctx context.Context, c *checker) ([]Finding, error) {
+	slot, err := c.slot(ctx)
 	if err != nil || slot == nil {
 		return nil, err
 	}
-	known, err := e.record(ctx)
+	known, err := c.record(ctx)
 	if err != nil || known == nil || known.state != "ready" {
 		return nil, err
 	}
@@ -105,64 +105,64 @@ func checkSameServer(ctx context.Context, e *exam) ([]Finding, error) {
 	var timeline int32
 	// The control file of a server that was promoted a moment ago still has the old timeline; the file name
 	// of the WAL has the new one. Neither works on a standby, where the check primary has its say.
-	if e.recovery {
-		return []Finding{unknown("not examined", "the server is a standby")}, nil
+	if c.recovery {
+		return []Finding{unknown("not checked", "the server is a standby")}, nil
 	}
-	err = e.tx.QueryRow(ctx, `
+	err = c.tx.QueryRow(ctx, `
 		SELECT system_identifier::text, ('x' || substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 1, 8))::bit(32)::int
 		FROM pg_catalog.pg_control_system()`).Scan(&system, &timeline)
 	if err != nil || known.system.ID == system && known.system.Timeline == timeline {
 		return nil, err
 	}
 	return []Finding{problem(fmt.Sprintf("the slot was read from server %s, timeline %d; this is %s, timeline %d", known.system.ID, known.system.Timeline, system, timeline),
-		"after a failover or a restore the slot may stand beyond events that this server's tables still have to send", e.dropSlot())}, nil
+		"after a failover or a restore the slot may stand beyond events that this server's tables still have to send", c.dropSlot())}, nil
 }
 
-// checkPositions looks for positions that a relay would not believe.
-func checkPositions(ctx context.Context, e *exam) ([]Finding, error) {
-	known, err := e.record(ctx)
+// checkPositions finds positions that a relay would not believe.
+func checkPositions(ctx context.Context, c *checker) ([]Finding, error) {
+	known, err := c.record(ctx)
 	if err != nil || known == nil || known.state != "ready" {
 		return nil, err
 	}
-	if e.recovery {
-		return []Finding{unknown("not examined", "the server is a standby")}, nil
+	if c.recovery {
+		return []Finding{unknown("not checked", "the server is a standby")}, nil
 	}
-	rows, err := e.tx.Query(ctx, `
+	rows, err := c.tx.Query(ctx, `
 		SELECT doubt FROM (
 			SELECT `+store.DoubtConfirmed+` AS doubt FROM walpost.slots k WHERE k.slot = $1
 			UNION ALL
 			SELECT pg_catalog.format('subscriber "%s": ', s.name) || `+store.DoubtPosition+`
 			FROM walpost.subscribers s JOIN walpost.slots k USING (slot) WHERE s.slot = $1) d
-		WHERE doubt IS NOT NULL ORDER BY 1`, e.Slot)
+		WHERE doubt IS NOT NULL ORDER BY 1`, c.Slot)
 	if err != nil {
 		return nil, fmt.Errorf("read positions: %w", err)
 	}
 	var found []Finding
 	var text string
 	_, err = pgx.ForEachRow(rows, []any{&text}, func() error {
-		found = append(found, problem(text, "that cannot be, so somebody else wrote it, and it says nothing about what was delivered",
-			&Mend{Do: "restart the relay: it does not believe the position, and sends what is unpublished from the tables"}))
+		found = append(found, problem(text, "that cannot be, so another program wrote it, and it says nothing about what was delivered",
+			&Fix{Do: "restart the relay: it does not believe the position, and sends what is unpublished from the tables"}))
 		return nil
 	})
 	return found, err
 }
 
-func checkSlotDanger(ctx context.Context, e *exam) ([]Finding, error) {
-	slot, err := e.slot(ctx)
+func checkSlotDanger(ctx context.Context, c *checker) ([]Finding, error) {
+	slot, err := c.slot(ctx)
 	if err != nil || slot == nil || slot.Lost() || slot.SafeBytes == nil {
 		return nil, err
 	}
-	keep, err := e.setting(ctx, "max_slot_wal_keep_size")
+	keep, err := c.setting(ctx, "max_slot_wal_keep_size")
 	if err != nil {
 		return nil, err
 	}
-	rate, err := e.walRate(ctx)
+	rate, err := c.walRate(ctx)
 	if err != nil {
 		return nil, err
 	}
 	safe := max(0, *slot.SafeBytes)
-	mend := e.set(keep, keepFor(rate, 2*slot.RetainedBytes))
-	mend.Do = joined(mend.Do, "start the relay if it does not run; walpost status says who holds the WAL")
+	fix := c.set(keep, keepFor(rate, 2*slot.RetainedBytes))
+	fix.Do = joined(fix.Do, "start the relay if it does not run; walpost status says who holds the WAL")
 	left := "any time"
 	if rate > 0 {
 		left = time.Duration(float64(safe) / rate * float64(time.Second)).Round(time.Second).String()
@@ -171,49 +171,49 @@ func checkSlotDanger(ctx context.Context, e *exam) ([]Finding, error) {
 	const why = "a lost slot must begin again from the tables, and what has no table is gone"
 	switch {
 	case slot.WALStatus == "unreserved":
-		return []Finding{problem(text, why, mend)}, nil
+		return []Finding{problem(text, why, fix)}, nil
 	case safe < keep.number()<<20/4, float64(safe) < rate*shortOutage.Seconds()/4:
-		return []Finding{warning(text, why, mend)}, nil
+		return []Finding{warning(text, why, fix)}, nil
 	}
 	return nil, nil
 }
 
 // checkOldTransactions: an open transaction holds the WAL from its beginning on, and a slot cannot be made
 // while it runs.
-func checkOldTransactions(ctx context.Context, e *exam) ([]Finding, error) {
+func checkOldTransactions(ctx context.Context, c *checker) ([]Finding, error) {
 	const why = "slots keep the WAL from its beginning on, dead rows stay, and no slot can be made before it ends"
 	var found []Finding
 	var pid int
 	var role, state string
 	var age time.Duration
-	rows, err := e.tx.Query(ctx, `
+	rows, err := c.tx.Query(ctx, `
 		SELECT pid, coalesce(usename::text, '?'), coalesce(state, '?'), pg_catalog.now() - xact_start
 		FROM pg_catalog.pg_stat_activity
 		WHERE (backend_xid IS NOT NULL OR backend_xmin IS NOT NULL AND backend_type = 'client backend')
 		  AND pid <> pg_catalog.pg_backend_pid() AND xact_start < pg_catalog.now() - $1::interval
-		ORDER BY xact_start LIMIT 5`, e.OldAfter)
+		ORDER BY xact_start LIMIT 5`, c.OldAfter)
 	if err != nil {
 		return nil, err
 	}
 	_, err = pgx.ForEachRow(rows, []any{&pid, &role, &state, &age}, func() error {
 		found = append(found, warning(fmt.Sprintf("a transaction of role %q has been open for %v (%s)", role, age.Round(time.Second), state), why,
-			&Mend{As: "that role, or a member of pg_signal_backend", SQL: []string{"SELECT pg_terminate_backend(" + strconv.Itoa(pid) + ", 5000)"},
-				Do: "look first what it does: SELECT * FROM pg_stat_activity WHERE pid = " + strconv.Itoa(pid)}).about("pid "+strconv.Itoa(pid)))
+			&Fix{As: "that role, or a member of pg_signal_backend", SQL: []string{"SELECT pg_terminate_backend(" + strconv.Itoa(pid) + ", 5000)"},
+				Do: "see first what it does: SELECT * FROM pg_stat_activity WHERE pid = " + strconv.Itoa(pid)}).about("pid "+strconv.Itoa(pid)))
 		return nil
 	})
 	if err != nil {
 		return nil, err
 	}
 	var gid string
-	rows, err = e.tx.Query(ctx, `
+	rows, err = c.tx.Query(ctx, `
 		SELECT gid, owner::text, pg_catalog.now() - prepared FROM pg_catalog.pg_prepared_xacts
-		WHERE prepared < pg_catalog.now() - $1::interval ORDER BY prepared LIMIT 5`, e.OldAfter)
+		WHERE prepared < pg_catalog.now() - $1::interval ORDER BY prepared LIMIT 5`, c.OldAfter)
 	if err != nil {
 		return nil, err
 	}
 	_, err = pgx.ForEachRow(rows, []any{&gid, &role, &age}, func() error {
 		found = append(found, warning(fmt.Sprintf("a prepared transaction of role %q has waited for %v", role, age.Round(time.Second)), why,
-			&Mend{As: "that role or a superuser, in the transaction's database", SQL: []string{"ROLLBACK PREPARED " + literal(gid)},
+			&Fix{As: "that role or a superuser, in the transaction's database", SQL: []string{"ROLLBACK PREPARED " + literal(gid)},
 				Do: "or COMMIT PREPARED: its transaction manager should know which"}).about(gid))
 		return nil
 	})
@@ -222,18 +222,18 @@ func checkOldTransactions(ctx context.Context, e *exam) ([]Finding, error) {
 
 // checkOtherSlots: the server keeps about max_wal_size on its own; what an idle slot keeps beyond that is
 // what fills the disk.
-func checkOtherSlots(ctx context.Context, e *exam) ([]Finding, error) {
-	most, err := e.setting(ctx, "max_wal_size")
+func checkOtherSlots(ctx context.Context, c *checker) ([]Finding, error) {
+	most, err := c.setting(ctx, "max_wal_size")
 	if err != nil {
 		return nil, err
 	}
-	rows, err := e.tx.Query(ctx, `
+	rows, err := c.tx.Query(ctx, `
 		SELECT s.slot_name::text, coalesce(s.database::text, 'physical'), pg_catalog.pg_wal_lsn_diff(w.lsn, s.restart_lsn)::bigint AS held
 		FROM pg_catalog.pg_replication_slots s, (SELECT CASE WHEN pg_catalog.pg_is_in_recovery()
 		         THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_lsn() END AS lsn) w
 		WHERE NOT s.active AND s.slot_name <> $1 AND s.restart_lsn IS NOT NULL AND coalesce(s.wal_status, '') <> 'lost'
 		  AND pg_catalog.pg_wal_lsn_diff(w.lsn, s.restart_lsn) > $2
-		ORDER BY held DESC`, e.Slot, most.number()<<20)
+		ORDER BY held DESC`, c.Slot, most.number()<<20)
 	if err != nil {
 		return nil, err
 	}
@@ -241,9 +241,9 @@ func checkOtherSlots(ctx context.Context, e *exam) ([]Finding, error) {
 	var name, of string
 	var held int64
 	_, err = pgx.ForEachRow(rows, []any{&name, &of, &held}, func() error {
-		found = append(found, warning(fmt.Sprintf("nobody reads slot %q (%s), and it keeps %s of WAL", name, of, size(held)), "it fills the disk that all of the server stands on",
-			&Mend{As: "a superuser, or a role with REPLICATION", SQL: []string{"SELECT pg_drop_replication_slot(" + literal(name) + ")"},
-				Do: "only if nobody needs it any more; else start its reader"}).about(name))
+		found = append(found, warning(fmt.Sprintf("slot %q (%s) has no reader and keeps %s of WAL", name, of, size(held)), "it fills the disk that all of the server stands on",
+			&Fix{As: "a superuser, or a role with REPLICATION", SQL: []string{"SELECT pg_drop_replication_slot(" + literal(name) + ")"},
+				Do: "drop it only if no program needs it any more; else start its reader"}).about(name))
 		return nil
 	})
 	return found, err
@@ -251,12 +251,12 @@ func checkOtherSlots(ctx context.Context, e *exam) ([]Finding, error) {
 
 // checkCatalogXmin: a slot holds back the cleaning of the catalogue (or, a physical one with feedback, of
 // everything). Half of the way to the forced vacuum is late.
-func checkCatalogXmin(ctx context.Context, e *exam) ([]Finding, error) {
-	limit, err := e.setting(ctx, "autovacuum_freeze_max_age")
+func checkCatalogXmin(ctx context.Context, c *checker) ([]Finding, error) {
+	limit, err := c.setting(ctx, "autovacuum_freeze_max_age")
 	if err != nil {
 		return nil, err
 	}
-	rows, err := e.tx.Query(ctx, `
+	rows, err := c.tx.Query(ctx, `
 		SELECT slot_name::text, active, greatest(pg_catalog.age(catalog_xmin), pg_catalog.age(xmin))::bigint AS age FROM pg_catalog.pg_replication_slots
 		WHERE greatest(pg_catalog.age(catalog_xmin), pg_catalog.age(xmin)) > $1 ORDER BY age DESC`, limit.number()/2)
 	if err != nil {
@@ -267,16 +267,16 @@ func checkCatalogXmin(ctx context.Context, e *exam) ([]Finding, error) {
 	var active bool
 	var age int64
 	_, err = pgx.ForEachRow(rows, []any{&name, &active, &age}, func() error {
-		mend := &Mend{Do: "let its reader catch up; see the check old-transaction"}
+		fix := &Fix{Do: "let its reader catch up; see the check old-transaction"}
 		switch {
-		case name == e.Slot && !active:
-			mend = &Mend{Do: "start the relay"}
+		case name == c.Slot && !active:
+			fix = &Fix{Do: "start the relay"}
 		case !active:
-			mend = &Mend{As: "a superuser, or a role with REPLICATION", SQL: []string{"SELECT pg_drop_replication_slot(" + literal(name) + ")"},
-				Do: "only if nobody needs it any more; else start its reader"}
+			fix = &Fix{As: "a superuser, or a role with REPLICATION", SQL: []string{"SELECT pg_drop_replication_slot(" + literal(name) + ")"},
+				Do: "drop it only if no program needs it any more; else start its reader"}
 		}
 		found = append(found, warning(fmt.Sprintf("slot %q keeps rows of the catalogue alive that died %d transactions ago", name, age),
-			fmt.Sprintf("dead rows cannot be removed meanwhile; at %d transactions vacuums are forced, and much later the server refuses writes", limit.number()), mend).about(name))
+			fmt.Sprintf("dead rows cannot be removed meanwhile; at %d transactions vacuums are forced, and much later the server refuses writes", limit.number()), fix).about(name))
 		return nil
 	})
 	return found, err

@@ -21,76 +21,76 @@ func identifiers(tables []*outbox.Table) []pgx.Identifier {
 	return names
 }
 
-func checkSourceTables(ctx context.Context, e *exam) ([]Finding, error) {
+func checkSourceTables(ctx context.Context, c *checker) ([]Finding, error) {
 	var found []Finding
-	for _, source := range e.Sources {
+	for _, source := range c.Sources {
 		if source.Table == "" {
 			continue
 		}
-		table, err := source.Inspect(ctx, e.tx)
+		table, err := source.Inspect(ctx, c.tx)
 		if err != nil {
 			if postgres.Code(err) != "" || postgres.Unavailable(err) || ctx.Err() != nil {
 				return nil, err
 			}
-			found = append(found, problem(err.Error(), "the relay does not know what an event is there", &Mend{Do: "correct the table, or the source in walpost.yaml"}).about(source.Name))
+			found = append(found, problem(err.Error(), "the relay does not know what an event is there", &Fix{Do: "correct the table, or the source in walpost.yaml"}).about(source.Name))
 			continue
 		}
 		for _, text := range table.Warnings() {
-			found = append(found, warning(text, "it works, but is surely not meant", &Mend{Do: "correct the table, or the source in walpost.yaml"}).about(source.Name))
+			found = append(found, warning(text, "it works, but is surely not meant", &Fix{Do: "correct the table, or the source in walpost.yaml"}).about(source.Name))
 		}
 		var permanent bool
-		if err := e.tx.QueryRow(ctx, `SELECT relpersistence = 'p' FROM pg_catalog.pg_class WHERE oid = $1`, table.OID).Scan(&permanent); err != nil {
+		if err := c.tx.QueryRow(ctx, `SELECT relpersistence = 'p' FROM pg_catalog.pg_class WHERE oid = $1`, table.OID).Scan(&permanent); err != nil {
 			return nil, err
 		}
 		if !permanent {
 			found = append(found, problem(relation(table)+" is unlogged or temporary", "its rows are not in the WAL, and do not survive a crash",
-				&Mend{As: "the owner of " + relation(table), SQL: []string{"ALTER TABLE " + quoted(table) + " SET LOGGED"}}).about(source.Name))
+				&Fix{As: "the owner of " + relation(table), SQL: []string{"ALTER TABLE " + quoted(table) + " SET LOGGED"}}).about(source.Name))
 		}
 	}
 	return found, nil
 }
 
-func checkSourceRepair(ctx context.Context, e *exam) ([]Finding, error) {
-	tables, err := e.tables(ctx)
+func checkSourceRepair(ctx context.Context, c *checker) ([]Finding, error) {
+	tables, err := c.tables(ctx)
 	if err != nil {
 		return nil, err
 	}
-	const why = "after a lost slot nobody knows which events were not delivered"
+	const why = "after a lost slot it is not known which events were not delivered"
 	var found []Finding
-	for _, source := range e.Sources {
+	for _, source := range c.Sources {
 		if source.Messages != "" {
 			found = append(found, warning("logical messages are in no table", why,
-				&Mend{Do: "nothing mends it but an outbox table; whoever writes the messages must be able to write them again"}).about(source.Name))
+				&Fix{Do: "only an outbox table changes that; the program that writes the messages must be able to write them again"}).about(source.Name))
 		}
 	}
 	for _, table := range tables {
 		switch {
 		case table.Published == "":
 			found = append(found, warning(relation(table)+" has no column that says which rows were published", why,
-				&Mend{As: "the owner of " + relation(table), SQL: []string{
+				&Fix{As: "the owner of " + relation(table), SQL: []string{
 					// What is there counts as published; what comes waits.
 					"ALTER TABLE " + quoted(table) + " ADD COLUMN published_at timestamptz DEFAULT now()",
 					"ALTER TABLE " + quoted(table) + " ALTER COLUMN published_at DROP DEFAULT",
 				}, Do: "restart the relay; only rows that come afterwards can be repaired"}).about(table.Source.Name))
 		case !table.Source.Mark:
-			found = append(found, warning("mark is off, so walpost does not mark what it has delivered", "after a lost slot every row that nobody else has marked is sent again",
-				&Mend{Do: "set mark: auto, unless another program marks the rows"}).about(table.Source.Name))
+			found = append(found, warning("mark is off, so walpost does not mark what it has delivered", "after a lost slot every row that no other program has marked is sent again",
+				&Fix{Do: "set mark: auto, unless another program marks the rows"}).about(table.Source.Name))
 		}
 	}
 	return found, nil
 }
 
-// checkEventIDs looks for ids out of a sequence. For walpost an id that comes again is another event, because
+// checkEventIDs finds ids out of a sequence. For walpost an id that comes again is another event, because
 // its occurrence differs; a receiver knows the id alone.
-func checkEventIDs(ctx context.Context, e *exam) ([]Finding, error) {
-	tables, err := e.tables(ctx)
+func checkEventIDs(ctx context.Context, c *checker) ([]Finding, error) {
+	tables, err := c.tables(ctx)
 	if err != nil {
 		return nil, err
 	}
 	var found []Finding
 	for _, table := range tables {
 		var receivers []string
-		for _, s := range e.Subscribers {
+		for _, s := range c.Subscribers {
 			if s.Outside && (len(s.Sources) == 0 || slices.Contains(s.Sources, table.Source.Name)) {
 				receivers = append(receivers, s.Name)
 			}
@@ -98,21 +98,21 @@ func checkEventIDs(ctx context.Context, e *exam) ([]Finding, error) {
 		if len(receivers) > 0 && table.NumberedIDs() {
 			found = append(found, warning(fmt.Sprintf("the event ids of %s are numbers, and go to %s", relation(table), strings.Join(receivers, ", ")),
 				"after TRUNCATE … RESTART IDENTITY, a DELETE or a sequence that was set back they come again; walpost delivers them as other events, and a receiver that dedupes on the id drops them",
-				&Mend{Do: "map columns.id to a column whose values never come again (UUID, ULID), or let the receivers dedupe on the id and a time in the payload; then this warning may stay"}).about(table.Source.Name))
+				&Fix{Do: "map columns.id to a column whose values never come again (UUID, ULID), or let the receivers dedupe on the id and a time in the payload; then this warning may stay"}).about(table.Source.Name))
 		}
 	}
 	return found, nil
 }
 
-// checkReplicaIdentity looks for another publication that makes our own marks fail.
+// checkReplicaIdentity finds another publication that makes our own marks fail.
 // (PostgreSQL manual, "Publication": a replica identity is needed to publish updates)
-func checkReplicaIdentity(ctx context.Context, e *exam) ([]Finding, error) {
-	tables, err := e.tables(ctx)
+func checkReplicaIdentity(ctx context.Context, c *checker) ([]Finding, error) {
+	tables, err := c.tables(ctx)
 	if err != nil {
 		return nil, err
 	}
 	bySchema := "false"
-	if e.version >= 150000 {
+	if c.version >= 150000 {
 		bySchema = "EXISTS (SELECT FROM pg_catalog.pg_publication_namespace s WHERE s.pnpubid = p.oid AND s.pnnspid = c.relnamespace)"
 	}
 	var found []Finding
@@ -120,7 +120,7 @@ func checkReplicaIdentity(ctx context.Context, e *exam) ([]Finding, error) {
 		if !table.Marks() {
 			continue
 		}
-		rows, err := e.tx.Query(ctx, `
+		rows, err := c.tx.Query(ctx, `
 			SELECT n.nspname::text, c.relname::text, string_agg(DISTINCT p.pubname::text, ', ')
 			FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace, pg_catalog.pg_publication p
 			WHERE (c.oid = $1 OR c.oid IN (SELECT relid FROM pg_catalog.pg_partition_tree($1::oid))) AND c.relkind = 'r'
@@ -137,7 +137,7 @@ func checkReplicaIdentity(ctx context.Context, e *exam) ([]Finding, error) {
 		_, err = pgx.ForEachRow(rows, []any{&schema, &name, &publications}, func() error {
 			found = append(found, problem(fmt.Sprintf("%s.%s has no replica identity, and updates of it are published by %s", schema, name, publications),
 				"the server refuses updates of such a table, so no row can be marked and nothing is confirmed",
-				&Mend{As: "the owner of the table", SQL: []string{"ALTER TABLE " + quote(schema, name) + " REPLICA IDENTITY FULL"},
+				&Fix{As: "the owner of the table", SQL: []string{"ALTER TABLE " + quote(schema, name) + " REPLICA IDENTITY FULL"},
 					Do: "better still, give the table a primary key, or take it off that publication"}).about(table.Source.Name))
 			return nil
 		})
@@ -148,12 +148,12 @@ func checkReplicaIdentity(ctx context.Context, e *exam) ([]Finding, error) {
 	return found, nil
 }
 
-// Bloat is told from the server's own estimates, which cost nothing: more dead rows than live ones, and
+// Bloat is judged by the server's own estimates, which cost nothing: more dead rows than live ones, and
 // enough of them to matter.
 const fewDeadRows = 10_000
 
-func checkTableBloat(ctx context.Context, e *exam) ([]Finding, error) {
-	tables, err := e.tables(ctx)
+func checkTableBloat(ctx context.Context, c *checker) ([]Finding, error) {
+	tables, err := c.tables(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -161,7 +161,7 @@ func checkTableBloat(ctx context.Context, e *exam) ([]Finding, error) {
 	for _, table := range tables {
 		oids = append(oids, table.OID)
 	}
-	rows, err := e.tx.Query(ctx, `
+	rows, err := c.tx.Query(ctx, `
 		SELECT s.schemaname::text, s.relname::text, s.n_dead_tup, s.n_live_tup
 		FROM pg_catalog.pg_stat_all_tables s
 		WHERE (s.schemaname = 'walpost' OR s.relid = ANY ($1::oid[])
@@ -175,33 +175,33 @@ func checkTableBloat(ctx context.Context, e *exam) ([]Finding, error) {
 	var schema, name string
 	var dead, live int64
 	_, err = pgx.ForEachRow(rows, []any{&schema, &name, &dead, &live}, func() error {
-		found = append(found, warning(fmt.Sprintf("about %d dead rows beside %d live ones", dead, live), "every look at the table reads them; autovacuum is off, too slow, or held up by an old transaction or slot",
-			&Mend{As: "the owner of " + schema + "." + name, SQL: []string{"VACUUM (ANALYZE) " + quote(schema, name)},
+		found = append(found, warning(fmt.Sprintf("about %d dead rows and %d live ones", dead, live), "every read of the table passes over them; autovacuum is off, too slow, or held up by an old transaction or slot",
+			&Fix{As: "the owner of " + schema + "." + name, SQL: []string{"VACUUM (ANALYZE) " + quote(schema, name)},
 				Do: "if they are not gone then, see the checks old-transaction and catalog-xmin"}).about(schema+"."+name))
 		return nil
 	})
 	return found, err
 }
 
-func checkOldestUnpublished(ctx context.Context, e *exam) ([]Finding, error) {
-	tables, err := e.tables(ctx)
+func checkOldestUnpublished(ctx context.Context, c *checker) ([]Finding, error) {
+	tables, err := c.tables(ctx)
 	if err != nil {
 		return nil, err
 	}
 	var now time.Time
-	if err := e.tx.QueryRow(ctx, `SELECT pg_catalog.now()`).Scan(&now); err != nil {
+	if err := c.tx.QueryRow(ctx, `SELECT pg_catalog.now()`).Scan(&now); err != nil {
 		return nil, err
 	}
 	var found []Finding
 	for _, table := range tables {
-		oldest, err := table.OldestUnpublished(ctx, e.tx)
+		oldest, err := table.OldestUnpublished(ctx, c.tx)
 		if err != nil {
 			return nil, err
 		}
-		if age := now.Sub(oldest); !oldest.IsZero() && age > e.OldAfter {
+		if age := now.Sub(oldest); !oldest.IsZero() && age > c.OldAfter {
 			found = append(found, warning(fmt.Sprintf("the oldest unpublished row of %s has waited for %v", relation(table), age.Round(time.Second)),
 				"no relay runs, or a subscriber has not had the event; only then is a row marked",
-				&Mend{Do: "start the relay, or see with walpost status who is owed, and with walpost deadletters list what waits for a person"}).about(table.Source.Name))
+				&Fix{Do: "start the relay, or see with walpost status who is owed, and with walpost deadletters list what waits for a person"}).about(table.Source.Name))
 		}
 	}
 	return found, nil

@@ -14,36 +14,36 @@ import (
 // (PostgreSQL manual, "Logical Replication Failover")
 const failoverSlots = 170000
 
-const beforeFailoverSlots = "before Postgres 17 no standby can have the slot; after a failover the relay makes it anew and sends every unpublished row of the tables"
+const beforeFailoverSlots = "before Postgres 17 no standby can have the slot; after a failover the relay creates it again and sends every unpublished row of the tables"
 
-func checkFailoverSlot(ctx context.Context, e *exam) ([]Finding, error) {
-	if e.version < failoverSlots {
+func checkFailoverSlot(ctx context.Context, c *checker) ([]Finding, error) {
+	if c.version < failoverSlots {
 		return []Finding{ok(beforeFailoverSlots)}, nil
 	}
-	failover, err := e.texts(ctx, `
-		SELECT to_jsonb(s)->>'failover' FROM pg_catalog.pg_replication_slots s WHERE slot_name = $1 AND NOT pg_catalog.pg_is_in_recovery()`, e.Slot)
+	failover, err := c.texts(ctx, `
+		SELECT to_jsonb(s)->>'failover' FROM pg_catalog.pg_replication_slots s WHERE slot_name = $1 AND NOT pg_catalog.pg_is_in_recovery()`, c.Slot)
 	if err != nil || len(failover) == 0 || failover[0] == "true" {
 		return nil, err
 	}
-	return []Finding{warning("the slot is not marked for failover", "no standby keeps a copy of it; after a failover the relay must begin again from the tables", &Mend{
+	return []Finding{warning("the slot is not marked for failover", "no standby keeps a copy of it; after a failover the relay must begin again from the tables", &Fix{
 		As:  "the relay's role on a replication connection (psql 'replication=database …'), while no relay runs",
-		SQL: []string{"ALTER_REPLICATION_SLOT " + quote(e.Slot) + " (FAILOVER true)"}})}, nil
+		SQL: []string{"ALTER_REPLICATION_SLOT " + quote(c.Slot) + " (FAILOVER true)"}})}, nil
 }
 
-// checkStandbySlots looks for names in synchronized_standby_slots that hold the stream back for ever.
-func checkStandbySlots(ctx context.Context, e *exam) ([]Finding, error) {
-	setting, err := e.setting(ctx, "synchronized_standby_slots")
+// checkStandbySlots finds names in synchronized_standby_slots that hold the stream back for ever.
+func checkStandbySlots(ctx context.Context, c *checker) ([]Finding, error) {
+	setting, err := c.setting(ctx, "synchronized_standby_slots")
 	if err != nil || setting == nil || setting.value == "" {
 		return nil, err
 	}
-	present, err := e.texts(ctx, `SELECT slot_name::text FROM pg_catalog.pg_replication_slots WHERE slot_type = 'physical' AND active`)
+	present, err := c.texts(ctx, `SELECT slot_name::text FROM pg_catalog.pg_replication_slots WHERE slot_type = 'physical' AND active`)
 	if err != nil {
 		return nil, err
 	}
-	return e.judgeStandbySlots(setting, present), nil
+	return c.judgeStandbySlots(setting, present), nil
 }
 
-func (e *exam) judgeStandbySlots(setting *setting, present []string) []Finding {
+func (c *checker) judgeStandbySlots(setting *setting, present []string) []Finding {
 	var away, stay []string
 	for _, name := range splitList(setting.value) {
 		found := false
@@ -59,101 +59,101 @@ func (e *exam) judgeStandbySlots(setting *setting, present []string) []Finding {
 	if away == nil {
 		return nil
 	}
-	mend := e.set(setting, strings.Join(stay, ", "))
-	mend.Do = joined(mend.Do, "or bring the standby back")
+	fix := c.set(setting, strings.Join(stay, ", "))
+	fix.Do = joined(fix.Do, "or bring the standby back")
 	return []Finding{problem(fmt.Sprintf("synchronized_standby_slots names slots that no standby reads: %s", list(away)),
-		"the server sends no event before those standbys have it, so nothing is delivered", mend)}
+		"the server sends no event before those standbys have it, so nothing is delivered", fix)}
 }
 
 // checkStandbySync asks the standby, because the primary does not know.
-func checkStandbySync(ctx context.Context, e *exam) ([]Finding, error) {
-	if e.StandbyURL == "" {
-		if e.version < failoverSlots {
+func checkStandbySync(ctx context.Context, c *checker) ([]Finding, error) {
+	if c.StandbyURL == "" {
+		if c.version < failoverSlots {
 			return []Finding{ok(beforeFailoverSlots)}, nil
 		}
-		return []Finding{unknown("whether a standby has the slot is seen only there", "name one with --standby (WALPOST_STANDBY_URL); if there is none, a failover is none of your cares")}, nil
+		return []Finding{unknown("whether a standby has the slot is seen only there", "name one with --standby (WALPOST_STANDBY_URL); if there is none, a failover is not a concern")}, nil
 	}
-	pool, err := postgres.OpenOne(ctx, e.StandbyURL, application)
+	pool, err := postgres.OpenOne(ctx, c.StandbyURL, application)
 	if err != nil {
 		return nil, err
 	}
 	defer closeSoon(pool)
-	s := &exam{Options: e.Options, pool: pool, role: e.role, database: e.database}
+	s := &checker{Options: c.Options, pool: pool, role: c.role, database: c.database}
 	var found []Finding
 	err = postgres.InReadOnly(ctx, pool, limits, func(tx pgx.Tx) (err error) {
 		s.tx = tx
-		found, err = s.examineStandby(ctx)
+		found, err = s.checkStandby(ctx)
 		return err
 	})
-	return found, postgres.Mask(err, e.StandbyURL)
+	return found, postgres.Mask(err, c.StandbyURL)
 }
 
-func (e *exam) examineStandby(ctx context.Context) ([]Finding, error) {
+func (c *checker) checkStandby(ctx context.Context) ([]Finding, error) {
 	const at = "a superuser, on the standby"
-	err := e.tx.QueryRow(ctx, `SELECT pg_catalog.current_setting('server_version_num')::int, pg_catalog.pg_is_in_recovery()`).Scan(&e.version, &e.recovery)
+	err := c.tx.QueryRow(ctx, `SELECT pg_catalog.current_setting('server_version_num')::int, pg_catalog.pg_is_in_recovery()`).Scan(&c.version, &c.recovery)
 	if err != nil {
 		return nil, err
 	}
-	if !e.recovery {
+	if !c.recovery {
 		return []Finding{problem("the server of --standby is no standby", "it may be an old primary: two of them with a relay each deliver twice",
-			&Mend{Do: "lead --standby (WALPOST_STANDBY_URL) to a standby, and make sure that no old primary is running"})}, nil
+			&Fix{Do: "point --standby (WALPOST_STANDBY_URL) at a standby, and make sure that no old primary is running"})}, nil
 	}
 	wanted := []struct{ name, value, why string }{
 		{"hot_standby_feedback", "on", "without it the primary removes rows that the slot's copy needs, and the copy becomes useless"},
 		{"sync_replication_slots", "on", "without it the standby copies no slots"},
 	}
-	if e.version < failoverSlots {
+	if c.version < failoverSlots {
 		return []Finding{ok(beforeFailoverSlots)}, nil
 	}
 	var found []Finding
 	for _, w := range wanted {
-		s, err := e.setting(ctx, w.name)
+		s, err := c.setting(ctx, w.name)
 		if err != nil {
 			return nil, err
 		}
 		if s != nil && s.value != w.value {
-			mend := e.set(s, w.value)
-			mend.As = at
-			found = append(found, problem(fmt.Sprintf("%s is %s on the standby", w.name, s.value), w.why, mend))
+			fix := c.set(s, w.value)
+			fix.As = at
+			found = append(found, problem(fmt.Sprintf("%s is %s on the standby", w.name, s.value), w.why, fix))
 		}
 	}
-	name, err := e.setting(ctx, "primary_slot_name")
+	name, err := c.setting(ctx, "primary_slot_name")
 	if err != nil {
 		return nil, err
 	}
 	if name.value == "" {
 		found = append(found, problem("primary_slot_name is not set on the standby", "slots are copied only by a standby that has a physical slot of its own on the primary",
-			&Mend{As: at, Do: "make a physical slot on the primary (SELECT pg_create_physical_replication_slot('standby')), and set primary_slot_name to it on the standby"}))
+			&Fix{As: at, Do: "make a physical slot on the primary (SELECT pg_create_physical_replication_slot('standby')), and set primary_slot_name to it on the standby"}))
 	}
-	conninfo, err := e.setting(ctx, "primary_conninfo") // shown to members of pg_read_all_settings only
+	conninfo, err := c.setting(ctx, "primary_conninfo") // shown to members of pg_read_all_settings only
 	if err != nil {
 		return nil, err
 	}
 	if conninfo != nil && conninfo.value != "" && !strings.Contains(conninfo.value, "dbname=") {
-		found = append(found, problem("primary_conninfo of the standby names no dbname", "the worker that copies slots does not know where to connect", &Mend{As: at, Do: "add dbname=… to primary_conninfo and reload"}))
+		found = append(found, problem("primary_conninfo of the standby names no dbname", "the worker that copies slots does not know where to connect", &Fix{As: at, Do: "add dbname=… to primary_conninfo and reload"}))
 	}
-	slots, err := e.texts(ctx, `
+	slots, err := c.texts(ctx, `
 		SELECT CASE WHEN to_jsonb(s)->>'synced' = 'true' AND NOT temporary AND to_jsonb(s)->>'invalidation_reason' IS NULL THEN 'synced'
 		            WHEN to_jsonb(s)->>'synced' = 'false' THEN 'left over'
 		            WHEN temporary THEN 'temporary' ELSE to_jsonb(s)->>'invalidation_reason' END
-		FROM pg_catalog.pg_replication_slots s WHERE slot_name = $1`, e.Slot)
+		FROM pg_catalog.pg_replication_slots s WHERE slot_name = $1`, c.Slot)
 	if err != nil {
 		return nil, err
 	}
-	return append(found, e.judgeSynced(slots)...), nil
+	return append(found, c.judgeSynced(slots)...), nil
 }
 
-func (e *exam) judgeSynced(states []string) []Finding {
+func (c *checker) judgeSynced(states []string) []Finding {
 	const why = "after a failover now, the relay would have to begin again from the tables"
-	wait := &Mend{Do: "wait: it becomes usable once the standby has caught up with the slot; if it stays so, read the standby's log"}
+	wait := &Fix{Do: "wait: it becomes usable once the standby has caught up with the slot; if it stays so, read the standby's log"}
 	switch {
 	case len(states) == 0:
-		return []Finding{problem(fmt.Sprintf("the standby has no slot %q", e.Slot), why, wait)}
+		return []Finding{problem(fmt.Sprintf("the standby has no slot %q", c.Slot), why, wait)}
 	case states[0] == "synced":
 		return nil
 	case states[0] == "left over":
-		return []Finding{problem(fmt.Sprintf("the standby has a slot %q of its own, which keeps the copy away", e.Slot), why,
-			&Mend{As: "a superuser, on the standby", SQL: []string{"SELECT pg_drop_replication_slot(" + literal(e.Slot) + ")"}})}
+		return []Finding{problem(fmt.Sprintf("the standby has a slot %q of its own, which keeps the copy away", c.Slot), why,
+			&Fix{As: "a superuser, on the standby", SQL: []string{"SELECT pg_drop_replication_slot(" + literal(c.Slot) + ")"}})}
 	case states[0] == "temporary":
 		return []Finding{warning("the standby's copy of the slot is not usable yet", why, wait)}
 	}

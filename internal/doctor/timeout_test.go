@@ -16,9 +16,9 @@ func TestHandlerTimeout_isNoMatterOfWalSenderTimeout(t *testing.T) {
 	t.Parallel()
 	server := newServerWithArguments(t)
 	db := testdb.On(t, server)
-	w := newWorldOn(t, server, db)
-	role := w.role("SUPERUSER REPLICATION")
-	asRole := w.options.DatabaseURL
+	h := newHarnessOn(t, server, db)
+	role := h.role("SUPERUSER REPLICATION")
+	asRole := h.options.DatabaseURL
 	timeout := func(config *pgconn.Config) string {
 		t.Helper()
 		conn, err := pgconn.ConnectConfig(t.Context(), config)
@@ -34,7 +34,7 @@ func TestHandlerTimeout_isNoMatterOfWalSenderTimeout(t *testing.T) {
 	}
 	for _, form := range []struct {
 		name       string
-		seed, undo func(*world)
+		seed, undo func(*harness)
 	}{
 		{"the configuration", set("wal_sender_timeout", "'1s'", false), nil},
 		{"the command line", arguments("-c wal_sender_timeout=1s"), arguments("")},
@@ -43,21 +43,21 @@ func TestHandlerTimeout_isNoMatterOfWalSenderTimeout(t *testing.T) {
 		{"the role", run("ALTER ROLE " + role + " SET wal_sender_timeout = '1s'"), run("ALTER ROLE " + role + " RESET wal_sender_timeout")},
 		{"the role in the database", run("ALTER ROLE " + role + " IN DATABASE {db} SET wal_sender_timeout = '1s'"),
 			run("ALTER ROLE " + role + " IN DATABASE {db} RESET wal_sender_timeout")},
-		{"options of the connection", func(w *world) { w.options.DatabaseURL += "&options=-c%20wal_sender_timeout%3D1s" }, nil},
-		{"a parameter of the connection", func(w *world) { w.options.DatabaseURL += "&wal_sender_timeout=1s" }, nil},
+		{"options of the connection", func(h *harness) { h.options.DatabaseURL += "&options=-c%20wal_sender_timeout%3D1s" }, nil},
+		{"a parameter of the connection", func(h *harness) { h.options.DatabaseURL += "&wal_sender_timeout=1s" }, nil},
 	} {
 		t.Run(form.name, func(t *testing.T) {
-			w := newWorldOn(t, server, db)
-			w.options.DatabaseURL = asRole
-			form.seed(w)
+			h := newHarnessOn(t, server, db)
+			h.options.DatabaseURL = asRole
+			form.seed(h)
 			if form.undo != nil {
-				t.Cleanup(func() { form.undo(w) })
+				t.Cleanup(func() { form.undo(h) })
 			}
-			plain, err := postgres.ConnConfig(w.options.DatabaseURL)
+			plain, err := postgres.ConnConfig(h.options.DatabaseURL)
 			if err != nil {
 				t.Fatal(err)
 			}
-			stream, err := postgres.ReplicationConfig(w.options.DatabaseURL)
+			stream, err := postgres.ReplicationConfig(h.options.DatabaseURL)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -67,7 +67,7 @@ func TestHandlerTimeout_isNoMatterOfWalSenderTimeout(t *testing.T) {
 			if got, want := timeout(stream), "10s"; got != want {
 				t.Errorf("the session of the stream has %s, want %s", got, want)
 			}
-			if found := w.examine("handler-timeout"); found[0].Level != doctor.OK {
+			if found := h.check("handler-timeout"); found[0].Level != doctor.OK {
 				t.Errorf("the doctor says%s", describe(found))
 			}
 		})

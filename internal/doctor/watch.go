@@ -9,7 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Watcher examines again and again and says what has changed. It decides nothing: what must stop the relay,
+// Watcher makes the checks repeatedly and logs what has changed. It decides nothing: what must stop the relay,
 // the relay finds by itself.
 type Watcher struct {
 	options  Options
@@ -20,7 +20,7 @@ type Watcher struct {
 	last []Finding // belongs to Run
 }
 
-// NewWatcher returns a watcher that looks once a minute. A nil registry keeps its metric nowhere.
+// NewWatcher returns a watcher that checks once a minute. A nil registry keeps its metric nowhere.
 func NewWatcher(o Options, registry prometheus.Registerer, log *slog.Logger) *Watcher {
 	w := &Watcher{options: o, every: time.Minute, log: log, findings: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "walpost_doctor_findings",
@@ -47,7 +47,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 		}
 		// Without a connection nothing is known; that it is away, the relay says.
 		if report.Findings[0].Level == OK {
-			w.tell(report.Findings)
+			w.compare(report.Findings)
 			options.Cheap = true
 		}
 		select {
@@ -58,23 +58,23 @@ func (w *Watcher) Run(ctx context.Context) error {
 	}
 }
 
-// tell logs what is worse or better than before, each thing once. What a report has not looked at stays.
-func (w *Watcher) tell(findings []Finding) {
-	looked := map[string]bool{}
+// compare logs what is worse or better than before, each finding once. What a report has not checked stays.
+func (w *Watcher) compare(findings []Finding) {
+	checked := map[string]bool{}
 	for _, f := range findings {
-		looked[f.Check] = true
+		checked[f.Check] = true
 		if before := w.before(f); before.Level != f.Level {
-			w.say(f, before)
+			w.logFinding(f, before)
 		}
 	}
 	for _, before := range w.last {
-		if !looked[before.Check] {
+		if !checked[before.Check] {
 			findings = append(findings, before)
 			continue
 		}
 		same := func(f Finding) bool { return f.Check == before.Check && f.Subject == before.Subject }
 		if before.Level != OK && !slices.ContainsFunc(findings, same) {
-			w.log.Info("the doctor's finding is mended", "check", before.Check, "subject", before.Subject, "was", before.Level)
+			w.log.Info("the doctor's finding is gone", "check", before.Check, "subject", before.Subject, "was", before.Level)
 		}
 	}
 	w.last = findings
@@ -94,7 +94,7 @@ func (w *Watcher) before(f Finding) Finding {
 	return Finding{Level: OK}
 }
 
-func (w *Watcher) say(f, before Finding) {
+func (w *Watcher) logFinding(f, before Finding) {
 	level := slog.LevelInfo
 	switch f.Level {
 	case Problem:
@@ -102,7 +102,7 @@ func (w *Watcher) say(f, before Finding) {
 	case Warning:
 		level = slog.LevelWarn
 	case OK:
-		w.log.Info("the doctor's finding is mended", "check", f.Check, "subject", f.Subject, "was", before.Level)
+		w.log.Info("the doctor's finding is gone", "check", f.Check, "subject", f.Subject, "was", before.Level)
 		return
 	}
 	facts := []any{"check", f.Check, "level", f.Level}
@@ -110,12 +110,12 @@ func (w *Watcher) say(f, before Finding) {
 		facts = append(facts, "subject", f.Subject)
 	}
 	facts = append(facts, "finding", f.Finding, "reason", f.Reason)
-	if f.Mend != nil {
-		if len(f.Mend.SQL) > 0 {
-			facts = append(facts, "mend", f.Mend.SQL, "restart", f.Mend.Restart)
+	if f.Fix != nil {
+		if len(f.Fix.SQL) > 0 {
+			facts = append(facts, "fix", f.Fix.SQL, "restart", f.Fix.Restart)
 		}
-		if f.Mend.Do != "" {
-			facts = append(facts, "do", f.Mend.Do)
+		if f.Fix.Do != "" {
+			facts = append(facts, "do", f.Fix.Do)
 		}
 	}
 	w.log.Log(context.Background(), level, "the doctor found something; walpost doctor shows all", facts...)

@@ -15,8 +15,8 @@ import (
 	"github.com/backendstart/walpost/internal/wal"
 )
 
-// exam is one examination. It belongs to one goroutine.
-type exam struct {
+// checker makes the checks of one report. It belongs to one goroutine.
+type checker struct {
 	Options
 	pool *postgres.Pool // of one session, which a pooler may carry
 	tx   pgx.Tx         // of the check that is being made; read-only, and rolled back after it
@@ -35,19 +35,19 @@ const limit = 10 * time.Second
 
 var limits = postgres.Limits{Statement: limit, Lock: 2 * time.Second, Idle: limit}
 
-func examine(ctx context.Context, o Options, checks []check) Report {
+func runChecks(ctx context.Context, o Options, checks []check) Report {
 	report := Report{At: o.Now().UTC(), Server: postgres.Redact(o.DatabaseURL)}
-	e := &exam{Options: o}
-	report.Findings = []Finding{e.connect(ctx)}
-	if e.pool != nil {
-		defer closeSoon(e.pool)
+	c := &checker{Options: o}
+	report.Findings = []Finding{c.connect(ctx)}
+	if c.pool != nil {
+		defer closeSoon(c.pool)
 	}
-	for _, c := range checks {
-		if c.dear && o.Cheap {
+	for _, check := range checks {
+		if check.costly && o.Cheap {
 			continue
 		}
-		for _, f := range e.make(ctx, c) {
-			f.Check = c.id
+		for _, f := range c.run(ctx, check) {
+			f.Check = check.id
 			report.Findings = append(report.Findings, f)
 		}
 	}
@@ -55,43 +55,43 @@ func examine(ctx context.Context, o Options, checks []check) Report {
 }
 
 // connect opens the connection and learns what all checks need.
-func (e *exam) connect(ctx context.Context) Finding {
-	f, err := e.open(ctx)
+func (c *checker) connect(ctx context.Context) Finding {
+	f, err := c.open(ctx)
 	if err != nil {
-		if e.pool != nil {
-			closeSoon(e.pool)
-			e.pool = nil
+		if c.pool != nil {
+			closeSoon(c.pool)
+			c.pool = nil
 		}
-		f = problem(postgres.Mask(err, e.DatabaseURL).Error(), "nothing works without the database, and no other check can be made",
-			&Mend{Do: "start the server, or correct database_url (WALPOST_DATABASE_URL)"})
+		f = problem(postgres.Mask(err, c.DatabaseURL).Error(), "nothing works without the database, and no other check can be made",
+			&Fix{Do: "start the server, or correct database_url (WALPOST_DATABASE_URL)"})
 	}
 	f.Check = connection
 	return f
 }
 
-func (e *exam) open(ctx context.Context) (Finding, error) {
+func (c *checker) open(ctx context.Context) (Finding, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit+5*time.Second)
 	defer cancel()
 	var err error
-	if e.pool, err = postgres.OpenOne(ctx, e.DatabaseURL, application); err != nil {
+	if c.pool, err = postgres.OpenOne(ctx, c.DatabaseURL, application); err != nil {
 		return Finding{}, err
 	}
-	replication, err := postgres.ConnConfig(e.ReplicationURL)
+	replication, err := postgres.ConnConfig(c.ReplicationURL)
 	if err != nil {
 		return Finding{}, err
 	}
-	e.streaming = replication.User
-	err = e.pool.QueryRow(ctx, `
+	c.streaming = replication.User
+	err = c.pool.QueryRow(ctx, `
 		SELECT pg_catalog.current_setting('server_version_num')::int, pg_catalog.current_database()::text,
 		       current_user::text, pg_catalog.pg_is_in_recovery()`).
-		Scan(&e.version, &e.database, &e.role, &e.recovery)
+		Scan(&c.version, &c.database, &c.role, &c.recovery)
 	if err != nil {
 		return Finding{}, fmt.Errorf("ask the server who it is: %w", err)
 	}
-	if e.pooled, err = e.pool.Pooled(ctx); err != nil {
+	if c.pooled, err = c.pool.Pooled(ctx); err != nil {
 		return Finding{}, fmt.Errorf("ask the server who it is: %w", err)
 	}
-	if e.pooled {
+	if c.pooled {
 		return ok("connected, through a pooler"), nil
 	}
 	return ok("connected"), nil
@@ -113,31 +113,31 @@ func closeSoon(pool *postgres.Pool) {
 	}
 }
 
-// make makes one check in a transaction of its own.
-func (e *exam) make(ctx context.Context, c check) []Finding {
-	if e.pool == nil {
-		return []Finding{unknown("not examined", "there is no connection to the database")}
+// run makes one check in a transaction of its own.
+func (c *checker) run(ctx context.Context, check check) []Finding {
+	if c.pool == nil {
+		return []Finding{unknown("not checked", "there is no connection to the database")}
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit+5*time.Second)
 	defer cancel()
 	var findings []Finding
-	err := postgres.InReadOnly(ctx, e.pool, limits, func(tx pgx.Tx) (err error) {
-		e.tx = tx
-		findings, err = c.look(ctx, e)
+	err := postgres.InReadOnly(ctx, c.pool, limits, func(tx pgx.Tx) (err error) {
+		c.tx = tx
+		findings, err = check.run(ctx, c)
 		return err
 	})
 	switch {
 	case err != nil:
-		return []Finding{unknown("could not be examined", postgres.Mask(err, e.DatabaseURL, e.ReplicationURL, e.StandbyURL).Error())}
+		return []Finding{unknown("could not be checked", postgres.Mask(err, c.DatabaseURL, c.ReplicationURL, c.StandbyURL).Error())}
 	case len(findings) == 0:
-		return []Finding{ok(c.fine)}
+		return []Finding{ok(check.fine)}
 	}
 	return findings
 }
 
 // texts returns the one text column of a query.
-func (e *exam) texts(ctx context.Context, sql string, args ...any) ([]string, error) {
-	rows, err := e.tx.Query(ctx, sql, args...)
+func (c *checker) texts(ctx context.Context, sql string, args ...any) ([]string, error) {
+	rows, err := c.tx.Query(ctx, sql, args...)
 	if err != nil {
 		return nil, err
 	}
@@ -145,7 +145,9 @@ func (e *exam) texts(ctx context.Context, sql string, args ...any) ([]string, er
 }
 
 // slot is what the server says about the relay's slot, nil when there is none.
-func (e *exam) slot(ctx context.Context) (*wal.Slot, error) { return wal.FindSlot(ctx, e.tx, e.Slot) }
+func (c *checker) slot(ctx context.Context) (*wal.Slot, error) {
+	return wal.FindSlot(ctx, c.tx, c.Slot)
+}
 
 // record is what walpost.slots says about the slot; nil where it says nothing, or there is no such table.
 type record struct {
@@ -156,32 +158,32 @@ type record struct {
 	fingerprint string
 }
 
-func (e *exam) record(ctx context.Context) (*record, error) {
+func (c *checker) record(ctx context.Context) (*record, error) {
 	var there bool
-	if err := e.tx.QueryRow(ctx, `SELECT pg_catalog.to_regclass('walpost.slots') IS NOT NULL`).Scan(&there); err != nil || !there {
+	if err := c.tx.QueryRow(ctx, `SELECT pg_catalog.to_regclass('walpost.slots') IS NOT NULL`).Scan(&there); err != nil || !there {
 		return nil, err
 	}
 	var r record
-	err := e.tx.QueryRow(ctx, `
-		SELECT state, ours, system_id, timeline, confirmed::text, fingerprint FROM walpost.slots WHERE slot = $1`, e.Slot).
+	err := c.tx.QueryRow(ctx, `
+		SELECT state, ours, system_id, timeline, confirmed::text, fingerprint FROM walpost.slots WHERE slot = $1`, c.Slot).
 		Scan(&r.state, &r.ours, &r.system.ID, &r.system.Timeline, &r.confirmed, &r.fingerprint)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read what is recorded of slot %q: %w", e.Slot, err)
+		return nil, fmt.Errorf("read what is recorded of slot %q: %w", c.Slot, err)
 	}
 	return &r, nil
 }
 
-// tables are the sources' tables that can be understood; the check source-table tells of the others.
-func (e *exam) tables(ctx context.Context) ([]*outbox.Table, error) {
+// tables are the sources' tables that can be understood; the check source-table reports the others.
+func (c *checker) tables(ctx context.Context) ([]*outbox.Table, error) {
 	var tables []*outbox.Table
-	for _, source := range e.Sources {
+	for _, source := range c.Sources {
 		if source.Table == "" {
 			continue
 		}
-		table, err := source.Inspect(ctx, e.tx)
+		table, err := source.Inspect(ctx, c.tx)
 		switch {
 		case err == nil:
 			tables = append(tables, table)
@@ -192,22 +194,22 @@ func (e *exam) tables(ctx context.Context) ([]*outbox.Table, error) {
 	return tables, nil
 }
 
-// dropSlot makes the slot anew: what is unpublished in the tables is sent first then, so nothing is lost.
-func (e *exam) dropSlot(before ...string) *Mend {
-	return &Mend{
+// dropSlot creates the slot again: what is unpublished in the tables is sent first then, so nothing is lost.
+func (c *checker) dropSlot(before ...string) *Fix {
+	return &Fix{
 		As:  "the relay's role, while no relay runs",
-		SQL: append(before, "SELECT pg_drop_replication_slot("+literal(e.Slot)+")"),
-		Do:  "start the relay: it makes the slot anew and sends every unpublished row of the tables first",
+		SQL: append(before, "SELECT pg_drop_replication_slot("+literal(c.Slot)+")"),
+		Do:  "start the relay: it creates the slot again and sends every unpublished row of the tables first",
 	}
 }
 
-// fromSetup turns an error that names its own mend into a finding.
+// fromSetup turns an error that names its own fix into a finding.
 func fromSetup(err error, why string) (Finding, bool) {
 	var setup *wal.SetupError
 	if !errors.As(err, &setup) {
 		return Finding{}, false
 	}
-	return problem(setup.Problem, why, &Mend{Do: setup.Mend}), true
+	return problem(setup.Problem, why, &Fix{Do: setup.Mend}), true
 }
 
 func quote(names ...string) string { return pgx.Identifier(names).Sanitize() }

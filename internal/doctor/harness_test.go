@@ -35,8 +35,8 @@ var sound = map[string]string{
 	"autovacuum": "off", "max_wal_size": "32MB", "autovacuum_freeze_max_age": "100000",
 }
 
-// world is a database with an outbox, and what a doctor is told about it.
-type world struct {
+// harness is a database with an outbox, and what the doctor knows about it.
+type harness struct {
 	t       *testing.T
 	server  *pgserver.Server
 	db      *testdb.DB
@@ -83,39 +83,39 @@ func publicDir(t *testing.T) string {
 	return dir
 }
 
-func newWorld(t *testing.T, server *pgserver.Server) *world {
+func newHarness(t *testing.T, server *pgserver.Server) *harness {
 	t.Helper()
-	return newWorldOn(t, server, testdb.On(t, server))
+	return newHarnessOn(t, server, testdb.On(t, server))
 }
 
-func newWorldOn(t *testing.T, server *pgserver.Server, db *testdb.DB) *world {
+func newHarnessOn(t *testing.T, server *pgserver.Server, db *testdb.DB) *harness {
 	t.Helper()
-	w := &world{t: t, server: server, db: db}
-	w.options = doctor.Options{
-		DatabaseURL: w.db.DSN, Slot: w.db.Name, Publication: "walpost", WALBudget: -1, Drain: 20 * time.Second,
+	h := &harness{t: t, server: server, db: db}
+	h.options = doctor.Options{
+		DatabaseURL: h.db.DSN, Slot: h.db.Name, Publication: "walpost", WALBudget: -1, Drain: 20 * time.Second,
 		Sources: []*outbox.Source{{Name: "lessons", Schema: "public", Table: "outbox", Mark: true, Ours: true, Retention: time.Hour}},
 		Subscribers: []doctor.Subscriber{{Name: "analytics", Timeout: 10 * time.Second, StallAfter: time.Minute,
 			Tables: []doctor.Grant{{Schema: "public", Table: "analytics_events", Rights: []string{"SELECT", "INSERT"}}}}},
 		Migrations: []migrations.Set{migrations.Walpost, migrations.Lessons},
 	}
-	return w
+	return h
 }
 
 // relay runs one until it streams from a slot that is known to be made and every row is marked, and stops
 // it.
-func (w *world) relay() {
-	w.t.Helper()
-	pool, err := postgres.Open(w.t.Context(), w.options.DatabaseURL, "walpost/test") // as the role that the doctor was
+func (h *harness) relay() {
+	h.t.Helper()
+	pool, err := postgres.Open(h.t.Context(), h.options.DatabaseURL, "walpost/test") // as the role that the doctor was
 	if err != nil {
-		w.t.Fatal(err)
+		h.t.Fatal(err)
 	}
 	defer pool.Close()
-	stream := w.options.ReplicationURL
+	stream := h.options.ReplicationURL
 	if stream == "" {
-		stream = w.options.DatabaseURL
+		stream = h.options.DatabaseURL
 	}
 	r := relay.New(relay.Options{
-		Pool: pool, ReplicationURL: stream, Slot: w.options.Slot, Publication: w.options.Publication, Sources: w.options.Sources,
+		Pool: pool, ReplicationURL: stream, Slot: h.options.Slot, Publication: h.options.Publication, Sources: h.options.Sources,
 		Subscriptions: []relay.Subscription{{
 			Subscriber: subscribertest.Handling("taking", func(context.Context, subscriber.Delivery) error { return nil }),
 			Lane:       lane.Options{Ordering: lane.ByKey, Concurrency: 1, Batch: 1, Timeout: time.Second, MaxAttempts: 1, StallAfter: time.Minute},
@@ -123,117 +123,117 @@ func (w *world) relay() {
 		Window: ack.Window{Events: 100, Bytes: 1 << 20}, MaxEvent: 1 << 20, WALBudget: relay.Auto, Drain: time.Second,
 		Registry: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler),
 	})
-	table := pgx.Identifier{w.options.Sources[0].Schema, w.options.Sources[0].Table}.Sanitize()
-	ctx, stop := context.WithCancel(w.t.Context())
+	table := pgx.Identifier{h.options.Sources[0].Schema, h.options.Sources[0].Table}.Sanitize()
+	ctx, stop := context.WithCancel(h.t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- r.Run(ctx) }()
-	w.await("the relay streams", func() bool {
+	h.await("the relay streams", func() bool {
 		select {
 		case err := <-ended:
 			ended <- err
-			w.t.Fatalf("the relay ended with %v", err)
+			h.t.Fatalf("the relay ended with %v", err)
 		default:
 		}
 		return r.Health().State == relay.Streaming &&
-			w.db.Int(`SELECT count(*) FROM walpost.slots WHERE slot = $1 AND state = 'ready'`, w.options.Slot) == 1 &&
-			w.db.Int(`SELECT count(*) FROM `+table+` WHERE published_at IS NULL`) == 0
+			h.db.Int(`SELECT count(*) FROM walpost.slots WHERE slot = $1 AND state = 'ready'`, h.options.Slot) == 1 &&
+			h.db.Int(`SELECT count(*) FROM `+table+` WHERE published_at IS NULL`) == 0
 	})
 	stop()
 	if err := <-ended; err != nil {
-		w.t.Fatal(err)
+		h.t.Fatal(err)
 	}
 }
 
-// slot makes one that is nobody's.
-func (w *world) slot(name, plugin string) {
-	w.t.Helper()
-	w.db.Exec(`SELECT pg_create_logical_replication_slot($1, $2)`, name, plugin)
+// slot makes one that no program reads.
+func (h *harness) slot(name, plugin string) {
+	h.t.Helper()
+	h.db.Exec(`SELECT pg_create_logical_replication_slot($1, $2)`, name, plugin)
 }
 
 // wal moves the end of the WAL on by segments of 16 MB.
-func (w *world) wal(segments int) {
-	w.t.Helper()
+func (h *harness) wal(segments int) {
+	h.t.Helper()
 	for range segments {
-		w.db.Exec(`SELECT pg_logical_emit_message(false, 'junk', 'x')`)
-		w.db.Exec(`SELECT pg_switch_wal()`)
+		h.db.Exec(`SELECT pg_logical_emit_message(false, 'junk', 'x')`)
+		h.db.Exec(`SELECT pg_switch_wal()`)
 	}
 }
 
 // role makes a role of its own and lets the doctor be it.
-func (w *world) role(attributes string) string {
-	w.t.Helper()
-	return w.roleNamed(w.db.Name+"_role", attributes)
+func (h *harness) role(attributes string) string {
+	h.t.Helper()
+	return h.roleNamed(h.db.Name+"_role", attributes)
 }
 
 // holdLock lets a role that may only connect hold the advisory lock that is made of a slot's name.
-func (w *world) holdLock(slot string) (end func()) {
-	w.t.Helper()
-	ours := w.options.DatabaseURL
-	w.roleNamed(w.db.Name+"_stranger", "")
-	conn, err := pgx.Connect(w.t.Context(), w.options.DatabaseURL)
-	w.options.DatabaseURL = ours
+func (h *harness) holdLock(slot string) (end func()) {
+	h.t.Helper()
+	ours := h.options.DatabaseURL
+	h.roleNamed(h.db.Name+"_stranger", "")
+	conn, err := pgx.Connect(h.t.Context(), h.options.DatabaseURL)
+	h.options.DatabaseURL = ours
 	if err != nil {
-		w.t.Fatal(err)
+		h.t.Fatal(err)
 	}
-	if _, err := conn.Exec(w.t.Context(), `SELECT pg_advisory_lock(hashtextextended('walpost/' || $1, 0))`, slot); err != nil {
-		w.t.Fatal(err)
+	if _, err := conn.Exec(h.t.Context(), `SELECT pg_advisory_lock(hashtextextended('walpost/' || $1, 0))`, slot); err != nil {
+		h.t.Fatal(err)
 	}
 	return func() {
-		_ = conn.Close(context.WithoutCancel(w.t.Context()))
-		w.await("the end of the session", func() bool {
-			return w.db.Int(`SELECT count(*) FROM pg_stat_activity WHERE pid = $1`, conn.PgConn().PID()) == 0
+		_ = conn.Close(context.WithoutCancel(h.t.Context()))
+		h.await("the end of the session", func() bool {
+			return h.db.Int(`SELECT count(*) FROM pg_stat_activity WHERE pid = $1`, conn.PgConn().PID()) == 0
 		})
 	}
 }
 
-func (w *world) roleNamed(name, attributes string) string {
-	w.t.Helper()
+func (h *harness) roleNamed(name, attributes string) string {
+	h.t.Helper()
 	quoted := pgx.Identifier{name}.Sanitize()
-	w.db.Exec("CREATE ROLE " + quoted + " LOGIN PASSWORD 'secret' " + attributes)
-	w.t.Cleanup(func() { w.db.Exec("DROP OWNED BY " + quoted + "; DROP ROLE " + quoted) })
-	u, err := url.Parse(w.db.DSN)
+	h.db.Exec("CREATE ROLE " + quoted + " LOGIN PASSWORD 'secret' " + attributes)
+	h.t.Cleanup(func() { h.db.Exec("DROP OWNED BY " + quoted + "; DROP ROLE " + quoted) })
+	u, err := url.Parse(h.db.DSN)
 	if err != nil {
-		w.t.Fatal(err)
+		h.t.Fatal(err)
 	}
 	u.User = url.UserPassword(name, "secret")
-	w.options.DatabaseURL = u.String()
+	h.options.DatabaseURL = u.String()
 	return name
 }
 
-func (w *world) await(what string, so func() bool) {
-	w.t.Helper()
+func (h *harness) await(what string, so func() bool) {
+	h.t.Helper()
 	deadline := time.After(30 * time.Second)
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	for !so() {
 		select {
 		case <-deadline:
-			w.t.Fatalf("waited too long: %s", what)
+			h.t.Fatalf("waited too long: %s", what)
 		case <-tick.C:
 		}
 	}
 }
 
-// examine returns what one check says.
-func (w *world) examine(check string) []doctor.Finding {
-	w.t.Helper()
-	report := doctor.RunOnly(w.t.Context(), w.options, check)
+// check returns what one check says.
+func (h *harness) check(check string) []doctor.Finding {
+	h.t.Helper()
+	report := doctor.RunOnly(h.t.Context(), h.options, check)
 	found := slices.DeleteFunc(report.Findings, func(f doctor.Finding) bool { return f.Check != check })
 	if len(found) == 0 {
-		w.t.Fatalf("the check %s says nothing", check)
+		h.t.Fatalf("the check %s says nothing", check)
 	}
 	return found
 }
 
-// examineUntil examines again for some seconds while the check does not say what it should: the statistics of
+// checkUntil checks again for some seconds while the check does not say what it should: the statistics of
 // Postgres 14 arrive half a second late.
-func (w *world) examineUntil(check string, so func([]doctor.Finding) bool) []doctor.Finding {
-	w.t.Helper()
+func (h *harness) checkUntil(check string, so func([]doctor.Finding) bool) []doctor.Finding {
+	h.t.Helper()
 	deadline := time.After(5 * time.Second)
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		found := w.examine(check)
+		found := h.check(check)
 		if so(found) {
 			return found
 		}
@@ -245,31 +245,31 @@ func (w *world) examineUntil(check string, so func([]doctor.Finding) bool) []doc
 	}
 }
 
-// mend does what the findings say, as a superuser: their SQL, one statement after the other, and a restart.
-func (w *world) mend(findings []doctor.Finding) {
-	w.t.Helper()
+// fix does what the findings say, as a superuser: their SQL, one statement after the other, and a restart.
+func (h *harness) fix(findings []doctor.Finding) {
+	h.t.Helper()
 	restart := false
 	for _, f := range findings {
-		if f.Mend == nil {
+		if f.Fix == nil {
 			continue
 		}
-		for _, sql := range f.Mend.SQL {
-			execute(w.t, w.db.DSN, sql)
+		for _, sql := range f.Fix.SQL {
+			execute(h.t, h.db.DSN, sql)
 		}
-		restart = restart || f.Mend.Restart
+		restart = restart || f.Fix.Restart
 	}
 	if restart {
-		w.restart()
+		h.restart()
 	}
 }
 
 // restart restarts the server. The pool's sessions have not heard of it.
-func (w *world) restart() {
-	w.t.Helper()
-	if err := w.server.Restart(context.WithoutCancel(w.t.Context())); err != nil {
-		w.t.Fatal(err)
+func (h *harness) restart() {
+	h.t.Helper()
+	if err := h.server.Restart(context.WithoutCancel(h.t.Context())); err != nil {
+		h.t.Fatal(err)
 	}
-	w.db.Pool.Reset()
+	h.db.Pool.Reset()
 }
 
 // execute runs a statement as psql would: what a reload changes is there for the next session. A replication
@@ -300,8 +300,8 @@ func describe(findings []doctor.Finding) string {
 	var text strings.Builder
 	for _, f := range findings {
 		text.WriteString("\n" + string(f.Level) + " " + f.Check + " " + f.Subject + ": " + f.Finding + " (" + f.Reason + ")")
-		if f.Mend != nil {
-			text.WriteString(" mend: " + strings.Join(f.Mend.SQL, "; ") + " " + f.Mend.Do)
+		if f.Fix != nil {
+			text.WriteString(" fix: " + strings.Join(f.Fix.SQL, "; ") + " " + f.Fix.Do)
 		}
 	}
 	return text.String()
