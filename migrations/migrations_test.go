@@ -35,7 +35,7 @@ func TestUp_appliesEachMigrationOnceAndSaysSo(t *testing.T) {
 	}
 }
 
-func TestUp_leavesTheLessonsOutWhenNobodyAsksForThem(t *testing.T) {
+func TestUp_leavesTheLessonsOutWhenNoOneAsksForThem(t *testing.T) {
 	db := testdb.NewEmpty(t)
 	if err := migrations.Up(t.Context(), db.DSN, slog.New(slog.DiscardHandler), migrations.Walpost); err != nil {
 		t.Fatal(err)

@@ -32,7 +32,7 @@ func (t *Tracker) remove(x *transaction) {
 	} else {
 		x.newer.older = x.older
 	}
-	// Nobody points to one that is complete: each of its entries has let go of it.
+	// No one points to one that is complete: each of its entries has let go of it.
 	x.newer, t.spare = t.spare, x
 }
 

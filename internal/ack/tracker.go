@@ -101,7 +101,7 @@ type sub struct {
 	open           int
 	bytes          int64           // of the open ones
 	owed           *event.Position // oldest waiting delivery, nil without debt
-	unknown        bool            // nobody has looked yet whether there is debt
+	unknown        bool            // no one has looked yet whether there is debt
 }
 
 // New returns a tracker for a number of subscribers that starts at the slot's confirmed LSN.

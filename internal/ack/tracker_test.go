@@ -92,9 +92,9 @@ func lsn(t *testing.T, word string) event.LSN {
 func TestTracker_knowsWhatMayBeConfirmed(t *testing.T) {
 	for _, test := range []struct{ name, steps, want string }{
 		{"nothing came", "take", "4|4|"},
-		{"a transaction that nobody wants moves the prefix",
+		{"a transaction that no one wants moves the prefix",
 			"begin 8; commit 16", "4|16|"},
-		{"an event that nobody wants moves it too",
+		{"an event that no one wants moves it too",
 			"begin 8; add a; commit 16", "4|16|"},
 		{"an open event holds its transaction",
 			"begin 8; add a 0; commit 16", "4|4| 8-16(1)"},
@@ -237,7 +237,7 @@ func TestTracker_theWindowIsFullUntilWhatIsFinishedIsRecorded(t *testing.T) {
 			select {
 			case <-tracker.Room():
 			default:
-				t.Error("nobody was told that there is room")
+				t.Error("no one was told that there is room")
 			}
 			if events, bytes := tracker.Open(); events != 1 || bytes != 10 {
 				t.Errorf("open: got %d events and %d bytes, want 1 and 10", events, bytes)

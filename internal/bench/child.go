@@ -35,7 +35,7 @@ func (l *lab) start(ctx context.Context, env []string, args ...string) (*child, 
 		stderr: newOutput(), exited: make(chan struct{}),
 	}
 	c.cmd = exec.CommandContext(ctx, l.Program, append([]string{"bench-part"}, args...)...)
-	c.cmd.Dir = l.dir // no walpost.yaml of somebody else
+	c.cmd.Dir = l.dir // no walpost.yaml of someone else
 	for _, variable := range os.Environ() {
 		if !strings.HasPrefix(variable, "WALPOST_") {
 			c.cmd.Env = append(c.cmd.Env, variable)

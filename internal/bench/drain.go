@@ -103,7 +103,7 @@ func (l *lab) drainUntil(ctx context.Context, f flow, events, subscribers int, u
 	}, nil
 }
 
-// profile is the argument with which a process writes its profiles, if somebody wants them.
+// profile is the argument with which a process writes its profiles, if someone wants them.
 func (l *lab) profile() []string {
 	if l.Profiles == "" {
 		return nil
@@ -209,7 +209,7 @@ func (l *lab) recvlogicalCommand(ctx context.Context, program, slot string, args
 // intoDebt is the no-op rate with one subscriber more, which is down: its events have to be recorded as owed
 // as fast as the stream brings them, or the window is full and everybody waits.
 func intoDebt(ctx context.Context, l *lab) error {
-	b := bar{what: "falling into debt at stream speed", unit: "events/s", beside: "nobody down", bar: 0.4, aim: 0.7}
+	b := bar{what: "falling into debt at stream speed", unit: "events/s", beside: "no one down", bar: 0.4, aim: 0.7}
 	if _, err := l.backlog(ctx, "100", l.Events, l.Payload); err != nil {
 		return err
 	}
@@ -225,7 +225,7 @@ func intoDebt(ctx context.Context, l *lab) error {
 					`SELECT count(*) FROM walpost.owed WHERE subscriber = 'down' AND state = 'waiting'`)
 			})
 		}},
-		contestant{"nobody down", func(ctx context.Context) (sample, error) {
+		contestant{"no one down", func(ctx context.Context) (sample, error) {
 			return l.drain(ctx, l.noops("bench-noop"), l.Events, l.Subscribers)
 		}})
 	if err != nil {

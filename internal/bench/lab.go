@@ -113,7 +113,7 @@ func (l *lab) privateServer(ctx context.Context) error {
 	return nil
 }
 
-// ownDatabase makes a database on a server that somebody else runs. A process that outlives us removes it,
+// ownDatabase makes a database on a server that someone else runs. A process that outlives us removes it,
 // when its standard input ends: at the end of the run, or when we are killed.
 func (l *lab) ownDatabase(ctx context.Context) (err error) {
 	target, err := url.Parse(l.DatabaseURL)
@@ -247,7 +247,7 @@ func (l *lab) backlog(ctx context.Context, shape string, events, payload int) (e
 	if err != nil {
 		return "", fmt.Errorf("write the end of the backlog: %w", err)
 	}
-	// A commit flushes everything before it; what is not on disk, nobody is sent.
+	// A commit flushes everything before it; what is not on disk, no one is sent.
 	for _, sql := range []string{`SELECT pg_logical_emit_message(true, 'bench', 'behind it')`, `ANALYZE`} {
 		if err := l.exec(ctx, sql); err != nil {
 			return "", err
@@ -314,7 +314,7 @@ func (l *lab) dropSlot(ctx context.Context, slot string) error {
 	return l.exec(ctx, `DELETE FROM walpost.slots WHERE slot = $1`, slot)
 }
 
-// streaming waits until somebody reads a slot, and returns the moment; ended is closed if nobody will.
+// streaming waits until someone reads a slot, and returns the moment; ended is closed if no one will.
 func (l *lab) streaming(ctx context.Context, slot string, ended <-chan struct{}) (time.Time, error) {
 	for {
 		active, err := l.query(ctx, `SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1 AND active`, slot)

@@ -13,7 +13,7 @@ type peak struct {
 	bytes int64
 }
 
-// notePeak remembers how much memory a relay of the current case has had at most, or -1 where nobody can
+// notePeak remembers how much memory a relay of the current case has had at most, or -1 where no one can
 // tell.
 func (l *lab) notePeak(relay *child) {
 	bytes, err := relay.peak()

@@ -12,7 +12,7 @@ import (
 const writers = 4 // that insert at the same time
 
 // write inserts single rows from several connections for a time: rate of them a second, or as many as it
-// can if that is 0. committed is told of each, with the moment its commit returned; nil is nobody.
+// can if that is 0. committed is told of each, with the moment its commit returned; nil is no one.
 func (l *lab) write(ctx context.Context, rate int, d time.Duration, committed func(id string, at time.Time)) (n int64, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, d, errTimeIsUp)
 	defer cancel()
@@ -30,7 +30,7 @@ func (l *lab) write(ctx context.Context, rate int, d time.Duration, committed fu
 					}
 				}
 				id := fmt.Sprintf("steady-%d-%d", w, i)
-				// The last one is waited for: it is committed, or it would be counted by nobody.
+				// The last one is waited for: it is committed, or it would be counted by no one.
 				_, errs[w] = l.pool.Exec(context.WithoutCancel(ctx), insertOne, id, w*1000+i%250+1, i, l.Payload)
 				if errs[w] != nil {
 					return

@@ -10,7 +10,7 @@ import (
 	"unicode/utf8"
 )
 
-// Error is everything that is wrong with the options, so that one reading mends it all. It is the
+// Error is everything that is wrong with the options, so that one reading fixes it all. It is the
 // caller's mistake: a program exits with status 2.
 type Error struct {
 	Problems []error
@@ -99,7 +99,7 @@ func (c *checker) flow(flow Flow, kinds []string) {
 		c.source(source, tables)
 	}
 	if flow.Named && len(flow.Subscribers) == 0 {
-		c.problems.add(0, "subscribers: name at least one, nobody would get the events")
+		c.problems.add(0, "subscribers: name at least one, no one would get the events")
 	}
 	subscribers := map[string]bool{}
 	for i, subscriber := range flow.Subscribers {

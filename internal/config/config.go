@@ -84,7 +84,7 @@ func (a Ask) URL() (string, error) {
 		return "", err
 	}
 	if port == "0" {
-		return "", errors.New("the relay listens on a free port (ops_listen has port 0), so nobody knows where: name its address with --ops-url")
+		return "", errors.New("the relay listens on a free port (ops_listen has port 0), so no one knows where: name its address with --ops-url")
 	}
 	if addr, err := netip.ParseAddr(host); host == "" || err == nil && addr.IsUnspecified() {
 		host = "127.0.0.1"
@@ -111,7 +111,7 @@ type Relay struct {
 	// OnLostSlot is "repair" or "stop".
 	OnLostSlot string `env:"WALPOST_ON_LOST_SLOT" enum:"repair,stop" default:"repair" placeholder:"WHAT" help:"When the slot is lost or its stream may have a hole: repair sends every unpublished row from the table; stop says what may be missing and how to go on."`
 	// Single tells that no other relay of this slot runs or stands by.
-	Single bool     `env:"WALPOST_SINGLE" help:"This is the only relay of the slot: no lease, and nobody takes over."`
+	Single bool     `env:"WALPOST_SINGLE" help:"This is the only relay of the slot: no lease, and no one takes over."`
 	Drain  Duration `env:"WALPOST_DRAIN" type:"duration" default:"20s" placeholder:"DURATION" help:"How long a stop may take to finish what is held."`
 
 	Flow `kong:"-"`

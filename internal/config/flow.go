@@ -32,7 +32,7 @@ type Source struct {
 	Columns map[string]string `yaml:"columns,omitempty"`
 	// Mark is "auto" (set published_at where there is such a column) or "off".
 	Mark string `yaml:"mark,omitempty"`
-	// Repair is what a lost slot does to a source that is not marked, so that nobody knows which of its rows
+	// Repair is what a lost slot does to a source that is not marked, so that no one knows which of its rows
 	// were delivered: "stop" and ask a person, or send "all" again.
 	Repair string `yaml:"repair,omitempty"`
 	// Rows is "ours" when only walpost deletes rows, else "shared".

@@ -23,7 +23,7 @@ type Parser struct {
 	Flow Flow
 	// Path is the file that was read, "" for none.
 	Path string
-	// Found tells that Path is the file of the working directory, which nobody has named.
+	// Found tells that Path is the file of the working directory, which no one has named.
 	Found bool
 	// Checks look at what only subscribers of a kind have, by kind. Set them before Parse.
 	Checks map[string]Check
@@ -213,7 +213,7 @@ func (p *Parser) Resolve(ctx *kong.Context, _ *kong.Path, flag *kong.Flag) (any,
 // Validate implements kong.Resolver; unknownKey has done it.
 func (p *Parser) Validate(*kong.Application) error { return nil }
 
-// try parses text into a value that nobody keeps.
+// try parses text into a value that no one keeps.
 func try(flag *kong.Flag, text string) error {
 	scratch := reflect.New(flag.Target.Type()).Elem()
 	scan := kong.ScanFromTokens(kong.Token{Type: kong.FlagValueToken, Value: text})

@@ -331,8 +331,8 @@ subscribers:
 }
 
 func TestParse_refusesUnsetReferencesAndMissingFiles(t *testing.T) {
-	_, err := parse(t, "slot: walpost${NOBODY}\n\nops_token: {file: /nowhere/token}\n", nil)
-	wantProblems(t, err, "yaml:1: the environment variable NOBODY is not set", "yaml:3: open /nowhere/token")
+	_, err := parse(t, "slot: walpost${NOT_SET}\n\nops_token: {file: /nowhere/token}\n", nil)
+	wantProblems(t, err, "yaml:1: the environment variable NOT_SET is not set", "yaml:3: open /nowhere/token")
 	_, err = parse(t, "", nil, "--config=/nowhere/walpost.yaml")
 	wantProblems(t, err, "configuration file /nowhere/walpost.yaml does not exist")
 }
@@ -418,7 +418,7 @@ func TestShow_writesAFileThatReadsTheSame(t *testing.T) {
 	}
 }
 
-// S-05: a file that somebody left in the working directory decides nothing.
+// S-05: a file that someone left in the working directory decides nothing.
 func TestParse_usesAFoundFileOnlyIfItIsOurs(t *testing.T) {
 	for _, test := range []struct {
 		name, says string

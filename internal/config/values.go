@@ -253,7 +253,7 @@ func parseIdentifier(text string) (string, error) {
 	return text, nil
 }
 
-// isIdentifier refuses what Postgres would cut (NAMEDATALEN is 64) and what nobody means.
+// isIdentifier refuses what Postgres would cut (NAMEDATALEN is 64) and what no one means.
 func isIdentifier(text string) bool {
 	return text != "" && len(text) <= 63 && utf8.ValidString(text) &&
 		!strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r == '"' || r == 0x7f })

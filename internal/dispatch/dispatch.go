@@ -166,7 +166,7 @@ func (d *Dispatcher) Receive(data []byte) error {
 	case *pgoutput.Commit:
 		return d.commit(m)
 	}
-	// Updates, deletes and truncates of a publication that somebody else made are no events; types and
+	// Updates, deletes and truncates of a publication that someone else made are no events; types and
 	// origins say nothing that we need.
 	return nil
 }
@@ -194,7 +194,7 @@ func (d *Dispatcher) commit(m *pgoutput.Commit) error {
 
 // A MismatchError means that the stream brings rows which no source describes: their table has another name,
 // or lacks a column. The stream speaks of the table as it was when the row was written, so that it stays a
-// mismatch also when the table is mended.
+// mismatch also when the table is corrected.
 type MismatchError struct{ err error }
 
 func (e *MismatchError) Error() string { return e.err.Error() }
@@ -217,7 +217,7 @@ func (d *Dispatcher) bind(relation *pgoutput.Relation) error {
 		d.relations[relation.ID] = &binding{d.source(table.Source.Name), layout}
 		return nil
 	}
-	// Only a row of it is a reason to stop: it may share a publication that somebody else made.
+	// Only a row of it is a reason to stop: it may share a publication that someone else made.
 	delete(d.relations, relation.ID)
 	return nil
 }

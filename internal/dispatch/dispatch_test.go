@@ -39,12 +39,12 @@ func TestDispatcher_handsEventsToThoseWhoWantThem(t *testing.T) {
 }
 
 // What a filter leaves out still counts, so that a position means the same after the filter changed.
-func TestDispatcher_ordinalsCountWhatNobodyWants(t *testing.T) {
+func TestDispatcher_ordinalsCountWhatNoOneWants(t *testing.T) {
 	frames := [][]byte{
 		begin(8, 501), outboxRelation(),
 		rowOf("a", "unwanted", "NULL"),
 		rowOf("b", "wanted", "2026-07-01 12:00:00+00"), // published already
-		message(true, "somebody else's", "x"),
+		message(true, "someone else's", "x"),
 		message(false, "walpost", "x"), // not of this transaction
 		rowOf("c", "wanted", "NULL"),
 		rowOf("", "wanted", "NULL"), // no valid event
@@ -201,7 +201,7 @@ func named(table, typ, payload string) *outbox.Table {
 }
 
 // Rows of two tables in one transaction, rows without an id, a table that is described again, and updates,
-// deletes and truncates of a publication that somebody else made.
+// deletes and truncates of a publication that someone else made.
 func TestDispatcher_takesWhatARealServerSent(t *testing.T) { // F-54
 	for _, test := range []struct {
 		scenario string

@@ -76,7 +76,7 @@ func TestCompose_setsOnlyOptionsThatExist(t *testing.T) {
 	}
 }
 
-// A panel that asks for a metric nobody has stays empty and looks like good news.
+// A panel that asks for a metric no one has stays empty and looks like good news.
 func TestDashboard_asksOnlyForMetricsThatExist(t *testing.T) {
 	known := literals(t, regexp.MustCompile(`"(walpost_[a-z_]+)"`))
 	dashboard, err := os.ReadFile("../../deploy/grafana/dashboards/walpost.json")

@@ -209,7 +209,7 @@ func fromSetup(err error, why string) (Finding, bool) {
 	if !errors.As(err, &setup) {
 		return Finding{}, false
 	}
-	return problem(setup.Problem, why, &Fix{Do: setup.Mend}), true
+	return problem(setup.Problem, why, &Fix{Do: setup.Fix}), true
 }
 
 func quote(names ...string) string { return pgx.Identifier(names).Sanitize() }

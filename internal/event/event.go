@@ -11,7 +11,7 @@ import (
 )
 
 // An Event is a fact that was committed to an outbox. The relay hands the same Event to every
-// subscriber, so nobody changes one after it was made.
+// subscriber, so no one changes one after it was made.
 type Event struct {
 	// Source is the name of the source in the configuration.
 	Source string

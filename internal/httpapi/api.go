@@ -66,7 +66,7 @@ func New(o Options) http.Handler {
 	mux := http.NewServeMux()
 	open := humago.New(mux, configuration(o.Version))
 	users := huma.NewGroup(open)
-	users.UseMiddleware(a.authenticate, a.readBody) // in this order: nobody unknown has a body read
+	users.UseMiddleware(a.authenticate, a.readBody) // in this order: no one unknown has a body read
 	users.UseSimpleModifier(func(op *huma.Operation) { op.Security = []map[string][]string{{"bearer": {}}} })
 	a.routes(open, users)
 	describe(mux, open.OpenAPI())

@@ -251,7 +251,7 @@ func TestAPI_wantsToKnowTheUser(t *testing.T) {
 	db := testdb.New(t)
 	s := newService(t, db.Pinned)
 	for _, r := range []*http.Request{
-		put(lesson7, goodBody), put(lesson7, "{"), // nobody unknown learns what is wrong with a body
+		put(lesson7, goodBody), put(lesson7, "{"), // no one unknown learns what is wrong with a body
 		request(http.MethodGet, "/api/progress", ""), request(http.MethodGet, "/api/achievements", ""),
 		request(http.MethodGet, "/api/notifications", ""), request(http.MethodGet, "/api/recommendations", ""),
 	} {

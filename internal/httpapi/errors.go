@@ -31,7 +31,7 @@ func (a *api) problem(ctx context.Context, err error) error {
 	log := a.log.With("correlation_id", callOf(ctx).correlationID)
 	switch {
 	case errors.Is(ctx.Err(), context.Canceled):
-		// The client has gone; the answer is for nobody.
+		// The client has gone; the answer is for no one.
 		log.Debug("request abandoned by the client", "err", err)
 		return unavailable("the request was abandoned")
 	case errors.Is(err, context.DeadlineExceeded), postgres.Unavailable(err), passing[postgres.Code(err)]:

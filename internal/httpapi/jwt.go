@@ -25,7 +25,7 @@ const (
 	leeway = 30 * time.Second
 )
 
-// Each kind of key has its own algorithms. If one list served both, somebody could sign with HS256 and
+// Each kind of key has its own algorithms. If one list served both, someone could sign with HS256 and
 // the public key as the secret. "none" is in neither.
 var (
 	secretMethods = []string{"HS256"}

@@ -57,7 +57,7 @@ func TestServer_finishesTheRequestInHandBeforeItStops(t *testing.T) {
 	}()
 	<-entered
 	stop()
-	// It takes nobody new: wait until the listener is closed.
+	// It takes no one new: wait until the listener is closed.
 	for {
 		conn, err := net.Dial("tcp", url[len("http://"):])
 		if err != nil {

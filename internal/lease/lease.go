@@ -74,20 +74,20 @@ type Lease struct {
 	Options
 	holder string
 
-	mu      sync.Mutex
-	held    bool          // guarded by mu
-	expiry  *time.Timer   // ends it; guarded by mu
-	reached bool          // there is a session, held or not; guarded by mu
-	tenure  int           // how often it was got; guarded by mu
-	sent    time.Duration // by the clock of bootTime: the last heartbeat that was answered; guarded by mu
-	why     string        // why it is not held; guarded by mu
-	changed chan struct{} // closed and replaced when held changes; guarded by mu
-	asks    time.Time     // it asks for the lead from then on; guarded by mu
-	stepped bool          // StepDown has ended what was held, and the session must be ended, too; guarded by mu
-	leave   chan struct{} // closed by Release
-	left    chan struct{} // closed when Run has ended
-	freed   chan struct{} // has an element when a leader says that it has left
-	once    sync.Once
+	mu       sync.Mutex
+	held     bool          // guarded by mu
+	expiry   *time.Timer   // ends it; guarded by mu
+	reached  bool          // there is a session, held or not; guarded by mu
+	acquired int           // how often it was acquired; guarded by mu
+	sent     time.Duration // by the clock of bootTime: the last heartbeat that was answered; guarded by mu
+	why      string        // why it is not held; guarded by mu
+	changed  chan struct{} // closed and replaced when held changes; guarded by mu
+	asks     time.Time     // it asks for the lead from then on; guarded by mu
+	stepped  bool          // StepDown has ended what was held, and the session must be ended, too; guarded by mu
+	leave    chan struct{} // closed by Release
+	left     chan struct{} // closed when Run has ended
+	freed    chan struct{} // has an element when a leader says that it has left
+	once     sync.Once
 }
 
 // New makes a lease that is not held.
@@ -125,8 +125,8 @@ func (l *Lease) Valid() bool {
 // State is how a lease stands at a moment.
 type State struct {
 	Held bool
-	// Tenure is how often the lease was got.
-	Tenure int
+	// Acquired is how often the lease was acquired.
+	Acquired int
 	// Reached tells that Postgres is reached, Held or not.
 	Reached bool
 	// Why is why it is not held, for people.
@@ -139,7 +139,7 @@ type State struct {
 func (l *Lease) State() State {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return State{l.held, l.tenure, l.reached, l.why, l.changed}
+	return State{l.held, l.acquired, l.reached, l.why, l.changed}
 }
 
 // Await returns when the lease is held, or with the error of ctx.
@@ -202,9 +202,9 @@ func (l *Lease) begin(sent time.Duration) {
 		return
 	}
 	if l.held && sent-l.sent >= term {
-		l.setLocked(false, 0, "Postgres did not answer") // once it was not valid, a tenure never is again
+		l.setLocked(false, 0, "Postgres did not answer") // an expired lease must never become valid again
 	}
-	l.tenure++
+	l.acquired++
 	l.setLocked(true, sent, "")
 	l.tell() // also where it was held all the time: whoever acts must know that the session is another one
 }
@@ -426,7 +426,7 @@ func (l *Lease) keep(ctx context.Context, conn *pgx.Conn) error {
 		if err != nil {
 			return fmt.Errorf("the session of the lease does not answer: %w", err)
 		}
-		// An answer that came too late is none: once it was not valid, a tenure never is again.
+		// Treat a late answer as none: an expired lease must never become valid again.
 		if bootTime()-last >= term {
 			return errors.New("the session of the lease answered too late")
 		}

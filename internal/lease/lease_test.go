@@ -44,7 +44,7 @@ func leads(t *testing.T, db *testdb.DB, l *Lease) time.Duration {
 	return time.Since(begun)
 }
 
-// elsewhere is a holder on a machine that nobody here can look at.
+// elsewhere is a holder on a machine that no one here can look at.
 func elsewhere(name string) string { return name + "/1/ffffff/" + random() }
 
 // changes waits until State says something else than held.
@@ -110,10 +110,10 @@ func TestLease_outlivesItsSessionBesideAStandby(t *testing.T) {
 	for standby.State().Why == "not asked yet" {
 		runtime.Gosched()
 	}
-	tenure := l.State().Tenure
+	acquired := l.State().Acquired
 	db.Exec(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1`, l.Application())
 	limit := time.After(30 * time.Second)
-	for l.State().Tenure == tenure {
+	for l.State().Acquired == acquired {
 		state := l.State()
 		if !state.Held {
 			t.Fatalf("lost with its session: %s", state.Why)
@@ -169,7 +169,7 @@ func TestLease_isTakenAtOnceFromWhoCannotActAnyMore(t *testing.T) {
 		key    store.Key
 		want   bool
 	}{
-		"nobody, or one that has left":         {before: "", want: false},
+		"no one, or one that has left":         {before: "", want: false},
 		"this process":                         {before: l.holder, key: 1, want: false},
 		"a process of here that has died":      {before: host + pid[1:] + namespace() + "/abcdef", key: 1, want: false},
 		"a process of here that lives":         {before: host + "1/" + namespace() + "/abcdef", key: 1, want: true},

@@ -10,7 +10,7 @@ import (
 // Clean deletes at most batch rows that were published longer ago than the source's retention, and tells
 // whether there may be more. A row with a delivery of this slot that is waiting or dead stays, whatever its
 // age, and so does one that another slot owes by reference: a second slot may read the same table, under
-// another name of the source. Rows that somebody else has locked are left for the next time. Without retention
+// another name of the source. Rows that someone else has locked are left for the next time. Without retention
 // it does nothing.
 //
 // It reads by the time of publication; a table of many rows wants an index on it. tx must be one of

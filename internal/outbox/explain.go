@@ -71,7 +71,7 @@ func (t *Table) changers(ctx context.Context, tx pgx.Tx) ([]string, error) {
 	return pgx.CollectRows(rows, pgx.RowTo[string])
 }
 
-// LockedBy tells who has locked a row, with pid and query, or "" when nobody is found: the lock may just have
+// LockedBy tells who has locked a row, with pid and query, or "" when no one is found: the lock may just have
 // ended. Row locks stand in the row, so it is asked who runs the transaction of its xmax, or one of the
 // transactions that this number stands for. (PostgreSQL manual, "Row-Level Locks", "pg_get_multixact_members")
 func (t *Table) LockedBy(ctx context.Context, tx pgx.Tx, row string) (string, error) {

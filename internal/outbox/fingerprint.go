@@ -13,7 +13,7 @@ import (
 )
 
 // Fingerprint is a text that changes when what is published changes: when the publication or one of the
-// tables is made anew, altered, or taken out and put back. Rows written in between are in the table and
+// tables is made again, altered, or taken out and put back. Rows written in between are in the table and
 // not in the stream, and no message tells of it (docs/postgres.md §3).
 //
 // Any role can read what it is made of. A source of messages has no part in it. A publication or table

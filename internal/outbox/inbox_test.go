@@ -36,7 +36,7 @@ func cleanInbox(t *testing.T, db *testdb.DB, tables map[string]*outbox.Table) (l
 func TestCleanInbox_keepsWhatCanComeAgain(t *testing.T) {
 	db := testdb.New(t)
 	fill(db, 6)
-	db.Exec(`UPDATE outbox SET published_at = now() WHERE id NOT IN (3, 4)`) // nobody has had 3; 4 came again
+	db.Exec(`UPDATE outbox SET published_at = now() WHERE id NOT IN (3, 4)`) // no one has had 3; 4 came again
 	remember(db, "lessons", written, "sub", "e1", "e2", "e3", "e5", "e6", "gone")
 	remember(db, "lessons", "before", "sub", "e4")
 	remember(db, "lessons", written, "other", "e5", "e6")

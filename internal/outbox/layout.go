@@ -174,7 +174,7 @@ func (l *Layout) EventOn(shelf *Shelf, values [][]byte) *event.Event {
 	}
 	e := shelf.event(size)
 	e.Source = l.source.Name
-	// In one piece of memory, which nobody changes any more: that is what makes strings of it. The body of a
+	// In one piece of memory, which no one changes any more: that is what makes strings of it. The body of a
 	// large event has its own, because a name may be kept for longer: a key as long as it is in debt.
 	large := size >= slab.Large && body > 0
 	first := size

@@ -84,7 +84,7 @@ func TestMark_tellsMarkedElsewhereFromMissing(t *testing.T) {
 		t.Errorf("got %+v, want 2 marked, 1 elsewhere, row 3 missing", got)
 	}
 	if got, want := db.Text(`SELECT published_at::date || ' ' || attempts FROM outbox WHERE id = 2`), "2020-01-01 9"; got != want {
-		t.Errorf("the row that somebody else marked: got %s, want it untouched, %s", got, want)
+		t.Errorf("the row that someone else marked: got %s, want it untouched, %s", got, want)
 	}
 }
 
@@ -276,7 +276,7 @@ func TestMark_leavesARowThatIsLockedAndKnowsWhoLockedIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := lockedBy("2") + lockedBy("77"); got != "" {
-		t.Errorf("locked by %q, want nobody", got)
+		t.Errorf("locked by %q, want no one", got)
 	}
 	if got := mustMark(t, db, table, filled(2), filled(3)); got.Marked != 1 || got.Elsewhere != 1 {
 		t.Errorf("got %+v, want one marked and one marked elsewhere", got)

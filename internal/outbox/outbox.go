@@ -1,5 +1,5 @@
 // Package outbox is where the halves of walpost meet: how an event becomes a row, and a row an event. It
-// holds all SQL on the outbox table and knows whose columns mean what; nobody else does. It decides
+// holds all SQL on the outbox table and knows whose columns mean what; no one else does. It decides
 // nothing about deliveries. Rows come from package pgoutput; what becomes of an event is told in package
 // dispatch.
 package outbox
@@ -27,7 +27,7 @@ type Source struct {
 	// RepairAll sends all rows that the table has after the slot was lost, where nothing marks those that
 	// were delivered; else such a repair is refused.
 	RepairAll bool
-	// Ours says that nobody but walpost's own retention deletes rows, so that debt may point to them.
+	// Ours says that no one but walpost's own retention deletes rows, so that debt may point to them.
 	Ours bool
 	// Retention is how long a published row stays; 0 keeps it for ever.
 	Retention time.Duration

@@ -73,7 +73,7 @@ var typedValues = []struct{ typ, values string }{
 }
 
 // Debt and repair read from the table what the stream would have brought, and receivers dedupe and verify
-// by bytes. All defaults of the database are set against us, as somebody's role may have them.
+// by bytes. All defaults of the database are set against us, as someone's role may have them.
 func TestEvent_isTheSameByStreamAndByTable(t *testing.T) {
 	db := testdb.New(t)
 	for _, sql := range []string{

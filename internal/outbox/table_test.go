@@ -84,7 +84,7 @@ func TestInspect_saysWhatIsWrong(t *testing.T) {
 	}
 }
 
-func TestInspect_ignoresGeneratedColumnsThatNobodyUses(t *testing.T) { // F-55
+func TestInspect_ignoresGeneratedColumnsThatNoOneUses(t *testing.T) { // F-55
 	table := foreign(t, testdb.New(t), `id int PRIMARY KEY, type text, payload text, length int GENERATED ALWAYS AS (octet_length(payload)) STORED`)
 	if want := []string{"id", "type", "payload"}; !slices.Equal(table.Columns, want) {
 		t.Errorf("got %q, want %q", table.Columns, want)
@@ -170,7 +170,7 @@ func TestSame_tellsATableThatWasAltered(t *testing.T) {
 	now := inspect(t, db, ours())
 	now.OnReplaced = func(int) {}
 	if !now.Same(before) || now.Same(nil) {
-		t.Error("a table that nobody has touched is not the same, or the same as none")
+		t.Error("a table that no one has touched is not the same, or the same as none")
 	}
 	db.Exec(`ALTER TABLE outbox ADD COLUMN shard int`)
 	if inspect(t, db, ours()).Same(before) {

@@ -23,7 +23,7 @@ import (
 // bytes that the stream would have.
 func (t *Table) Unpublished(ctx context.Context, tx pgx.Tx, fn func(*event.Event) error) error {
 	if t.Published == "" {
-		return fmt.Errorf("read unpublished rows of %s: it has no published column, so nobody knows which ones wait", t.Source.relation())
+		return fmt.Errorf("read unpublished rows of %s: it has no published column, so no one knows which ones wait", t.Source.relation())
 	}
 	return t.readAll(ctx, tx, t.unpublished(), fn)
 }

@@ -148,7 +148,7 @@ func decodeRelation(r *reader) *Relation {
 }
 
 // row appends the values of a new row. The server sends an insert whole: an unchanged value, which only
-// an update can leave out, or a binary one, which nobody asked for, means that we do not understand it.
+// an update can leave out, or a binary one, which no one asked for, means that we do not understand it.
 func (r *reader) row(relation *Relation, values [][]byte) [][]byte {
 	if !r.columns(relation) {
 		return values

@@ -15,7 +15,7 @@ import (
 	"github.com/backendstart/walpost/internal/pgoutput"
 )
 
-var update = flag.Bool("update", false, "record the golden files anew from the test server")
+var update = flag.Bool("update", false, "record the golden files again from the test server")
 
 // A golden case is two files: testdata/<name>.hex has the frames as a real server sent them, one a line,
 // and testdata/<name>.golden what they mean, with numbers that differ from server to server replaced.

@@ -48,7 +48,7 @@ func (s *Server) StartAgain(ctx context.Context) error {
 	return s.start(ctx)
 }
 
-// Freeze suspends the postmaster and every process of the server: connections stay open and nobody
+// Freeze suspends the postmaster and every process of the server: connections stay open and no one
 // answers, as behind a cut network or on a machine that hangs. Thaw ends it.
 func (s *Server) Freeze() error { return s.signalRunning(syscall.SIGSTOP) }
 

@@ -125,7 +125,7 @@ func (s *Server) setUp(ctx context.Context, options Options) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// Between choosing a free port and listening on it somebody else may take it: then another one.
+	// Between choosing a free port and listening on it someone else may take it: then another one.
 	for range 5 {
 		if options.Port == 0 {
 			var err error
@@ -298,7 +298,7 @@ func portFree(port int) error {
 	return listener.Close()
 }
 
-// freePort returns a TCP port on which nobody listens at the moment.
+// freePort returns a TCP port on which no one listens at the moment.
 func freePort() (int, error) {
 	listener, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {

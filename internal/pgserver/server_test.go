@@ -161,7 +161,7 @@ func TestStandby_followsItsPrimaryAndTakesOverNoSlot(t *testing.T) {
 	}
 }
 
-func TestServer_answersNobodyWhileFrozen(t *testing.T) {
+func TestServer_answersNoOneWhileFrozen(t *testing.T) {
 	server := start(t, Options{})
 	conn, err := pgconn.Connect(t.Context(), server.DSN("postgres"))
 	if err != nil {
@@ -251,7 +251,7 @@ func TestStart_refusesAFolderThatExists(t *testing.T) {
 		t.Errorf("got %v, want os.ErrExist", err)
 	}
 	if !exists(dir) {
-		t.Error("somebody else's folder is removed")
+		t.Error("someone else's folder is removed")
 	}
 }
 

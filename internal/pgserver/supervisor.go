@@ -43,7 +43,7 @@ rm -rf -- "$1"
 // startSupervisor starts the supervisor of the server in dir.
 func startSupervisor(dir string) (*supervisor, error) {
 	cmd := exec.Command("sh", "-c", supervise, "walpost-pgserver", dir)
-	cmd.Dir = "/" // not in a folder that somebody wants to remove or unmount
+	cmd.Dir = "/" // not in a folder that someone wants to remove or unmount
 	cmd.Env = []string{"PATH=/usr/local/bin:/usr/bin:/bin:/opt/homebrew/bin"}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // Ctrl-C is for us, not for it
 	pipe, err := cmd.StdinPipe()

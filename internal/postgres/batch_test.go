@@ -167,7 +167,7 @@ func TestInBatch_givesUpASessionWhoseTransactionIsUnfinished(t *testing.T) {
 	if err := holder.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	// The next one has a session, and no transaction of somebody else.
+	// The next one has a session, and no transaction of someone else.
 	if _, err := pool.Exec(t.Context(), `INSERT INTO public.numbers VALUES (2)`); err != nil {
 		t.Fatal(err)
 	}

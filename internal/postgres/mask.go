@@ -19,7 +19,7 @@ const encodingRule = `in a URL write special characters of the password percent-
 	`in key=value form put it in single quotes, with \ before ' and \`
 
 // Redact returns what dsn connects to with a mask for the password, for logs and for people. Options are
-// left out. A string that cannot be read is not repeated at all, since nobody knows which part of it
+// left out. A string that cannot be read is not repeated at all, since no one knows which part of it
 // is the password.
 func Redact(dsn string) string {
 	parsed, err := parse(dsn)

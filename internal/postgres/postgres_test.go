@@ -141,7 +141,7 @@ func TestOpen_saysWhatToDo(t *testing.T) {
 	for _, c := range []struct{ name, dsn, want string }{
 		{"no such database", noDatabase, "create the database"},
 		{"wrong password", wrongPassword, "check user, password"},
-		{"nobody listens", "postgres://me@127.0.0.1:1/db?sslmode=disable", "is the server running"},
+		{"no one listens", "postgres://me@127.0.0.1:1/db?sslmode=disable", "is the server running"},
 		{"two at signs", "postgres://me:a@b@127.0.0.1/db", "%40"},
 		{"missing certificate", "postgres://me@127.0.0.1/db?sslmode=verify-full&sslrootcert=/nowhere/ca.pem", "/nowhere/ca.pem"},
 		{"bad port", "postgres://me@127.0.0.1:99999/db", "invalid port"},

@@ -165,7 +165,7 @@ func (s *Service) first(ctx context.Context, c Completion) (Result, error) {
 		FROM public.lesson_progress WHERE user_id = $1 AND lesson_id = $2 AND completed`, c.UserID, c.LessonID).
 		Scan(&result.EventID, &result.CompletedAt)
 	if errors.Is(err, pgx.ErrNoRows) {
-		// Somebody deleted the row between the two statements, which no part of walpost does.
+		// Someone deleted the row between the two statements, which no part of walpost does.
 		return Result{}, errors.New("progress vanished while it was read: ask again")
 	}
 	if err != nil {

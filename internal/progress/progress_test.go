@@ -214,7 +214,7 @@ func TestComplete_waitsForNoAdvisoryLock(t *testing.T) {
 func TestComplete_letsLessonsOfOneUserPassOneAfterTheOther(t *testing.T) {
 	db := testdb.New(t)
 	overtake(t, db, db.Pinned, completion(42, 1), completion(42, 2), func(ctx context.Context) {
-		// Somebody else does not wait.
+		// Someone else does not wait.
 		if _, err := New(db.Pinned).Complete(ctx, completion(43, 1)); err != nil {
 			t.Error(err)
 		}

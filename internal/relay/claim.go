@@ -53,6 +53,6 @@ func (r *Relay) refuseMarkedTables(ctx context.Context, tx pgx.Tx, s *session) e
 	other := others[0]
 	return &wal.SetupError{
 		Problem: fmt.Sprintf("slot %q marks the rows of %s already, and a mark stands for the subscribers of one slot", other.Slot, other.Relation),
-		Mend: fmt.Sprintf("set mark: off for the source at one of the two slots (docs/RUNBOOK.md, \"Marks fail\"); or, if slot %[1]s is not used any more, "+
+		Fix: fmt.Sprintf("set mark: off for the source at one of the two slots (docs/RUNBOOK.md, \"Marks fail\"); or, if slot %[1]s is not used any more, "+
 			"SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %[1]s; DELETE FROM walpost.slots WHERE slot = %[1]s", quoteLiteral(other.Slot))}
 }

@@ -80,7 +80,7 @@ func (r *Relay) keepLead(ctx context.Context, lanes []*lane.Lane, stop context.C
 			if ctx.Err() == nil {
 				r.Log.Warn("the lease is lost; nothing is handed over until it is got again", "slot", r.Slot, "why", lease.Why)
 			}
-		case lease.Held && checked != lease.Tenure:
+		case lease.Held && checked != lease.Acquired:
 			limited, cancel := context.WithTimeout(ctx, statementLimit)
 			go func() { // the lanes are suspended when the lease is lost, also while nothing answers
 				select {
@@ -101,7 +101,7 @@ func (r *Relay) keepLead(ctx context.Context, lanes []*lane.Lane, stop context.C
 				if checked == -1 {
 					r.Log.Info("the lease is held again, and nobody else has led meanwhile", "slot", r.Slot)
 				}
-				checked = lease.Tenure
+				checked = lease.Acquired
 				for _, l := range lanes {
 					l.Resume()
 				}

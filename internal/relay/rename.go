@@ -45,7 +45,7 @@ func (r *Relay) carryOverOne(ctx context.Context, before, name string) error {
 		if has {
 			return &wal.SetupError{
 				Problem: fmt.Sprintf("subscriber %q is to take over from %q, and both are known to the slot: which position and which debt are meant?", name, before),
-				Mend: fmt.Sprintf("take renamed_from out of the configuration, and %[1]q goes on as itself while what %[2]q is owed stays; or start once with neither of them and forget one: "+
+				Fix: fmt.Sprintf("take renamed_from out of the configuration, and %[1]q goes on as itself while what %[2]q is owed stays; or start once with neither of them and forget one: "+
 					"walpost subscribers forget %[1]s lets %[1]q carry on where %[2]q was", name, before)}
 		}
 		renamed = true

@@ -73,7 +73,7 @@ func (r *Relay) diagnose(ctx context.Context, s *session, why *changed) (*repair
 		return fix(slotAnew, "slot %q is gone", r.Slot)
 	case slot.Lost():
 		return fix(slotAnew, "slot %q is lost: the server has removed what it needed (wal_status %q %s)", r.Slot, slot.WALStatus, slot.Invalidation)
-	case s.mended.Made:
+	case s.published.Made:
 		return fix(slotAnew, "publication %q was gone, and slot %q brings nothing of one that is younger", r.Publication, r.Slot)
 	case why != nil && why.anew:
 		return fix(slotAnew, "%s", why.reason)
@@ -145,7 +145,7 @@ func (r *Relay) mayRepair(ctx context.Context, s *session, fix *repair) error {
 	if fix.kind == slotAnew && !s.record.ours {
 		return &wal.SetupError{
 			Problem: fmt.Sprintf("%s, and walpost did not make it, so it does not replace it", fix.reason),
-			Mend: fmt.Sprintf("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %[1]s; "+
+			Fix: fmt.Sprintf("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %[1]s; "+
 				"SELECT pg_create_logical_replication_slot(%[1]s, 'pgoutput'); then start walpost again: it sends every unpublished row first", quoteLiteral(r.Slot))}
 	}
 	if r.StopOnLostSlot {
@@ -155,7 +155,7 @@ func (r *Relay) mayRepair(ctx context.Context, s *session, fix *repair) error {
 		}
 		return &wal.SetupError{
 			Problem: fmt.Sprintf("%s. What committed after %v may be missing from the stream; %d rows of the tables are unpublished", fix.reason, s.record.confirmed, waiting),
-			Mend:    "start walpost once with --on-lost-slot=repair (WALPOST_ON_LOST_SLOT): every unpublished row is recorded as owed and sent, some perhaps for the second time"}
+			Fix:     "start walpost once with --on-lost-slot=repair (WALPOST_ON_LOST_SLOT): every unpublished row is recorded as owed and sent, some perhaps for the second time"}
 	}
 	if len(fix.only) > 0 { // the stream is whole, and brings them again what it has not confirmed
 		return nil
@@ -167,7 +167,7 @@ func (r *Relay) mayRepair(ctx context.Context, s *session, fix *repair) error {
 		if !table.Marks() && !table.Source.RepairAll {
 			return &wal.SetupError{
 				Problem: fmt.Sprintf("%s. Rows of source %q are not marked when they are delivered, so nobody knows which of them are missing after %v", fix.reason, table.Source.Name, s.record.confirmed),
-				Mend: fmt.Sprintf("set repair: all for the source to send all rows that its table has, again; or go on without them: "+
+				Fix: fmt.Sprintf("set repair: all for the source to send all rows that its table has, again; or go on without them: "+
 					"SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %[1]s; "+
 					"DELETE FROM walpost.slots WHERE slot = %[1]s; DELETE FROM walpost.subscribers WHERE slot = %[1]s", quoteLiteral(r.Slot))}
 		}

@@ -24,7 +24,7 @@ type session struct {
 	key         store.Key // by which it is recorded as the one that has the slot
 	slot        *wal.Slot // as it was found, nil if there was none
 	record      *record   // what was known of it, nil if nothing
-	mended      wal.Mended
+	published   wal.PublicationChange
 	system      wal.System
 	epoch       int32
 	confirmed   event.LSN // where the slot stands
@@ -364,14 +364,14 @@ func (r *Relay) ensurePublication(ctx context.Context, s *session) (err error) {
 	if err := postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) error { return r.refuseMarkedTables(ctx, tx, s) }); err != nil {
 		return err
 	}
-	s.mended, err = wal.EnsurePublication(ctx, r.Pool, r.Publication, tableNames(s.tables), s.slot != nil, s.record != nil)
+	s.published, err = wal.EnsurePublication(ctx, r.Pool, r.Publication, tableNames(s.tables), s.slot != nil, s.record != nil)
 	switch {
 	case err != nil:
 		return err
-	case s.mended.Made && s.slot != nil:
+	case s.published.Made && s.slot != nil:
 		r.Log.Warn("the publication was gone; it is made again", "publication", r.Publication)
-	case len(s.mended.Added) > 0:
-		r.Log.Warn("the publication did not carry all tables any more; they are added again", "publication", r.Publication, "tables", s.mended.Added)
+	case len(s.published.Added) > 0:
+		r.Log.Warn("the publication did not carry all tables any more; they are added again", "publication", r.Publication, "tables", s.published.Added)
 	}
 	return nil
 }
@@ -388,7 +388,7 @@ func (r *Relay) inspect(ctx context.Context) ([]*outbox.Table, error) {
 			if postgres.Unavailable(err) {
 				return nil, err
 			}
-			return nil, &wal.SetupError{Problem: err.Error(), Mend: "change the table, or what the configuration says of the source (table, columns), and start again"}
+			return nil, &wal.SetupError{Problem: err.Error(), Fix: "change the table, or what the configuration says of the source (table, columns), and start again"}
 		}
 		for _, warning := range table.Warnings() {
 			r.Log.Warn(warning)

@@ -1,5 +1,5 @@
 // Package safefile reads files that a configuration names. A name can lead to a device or a pipe that never ends, and
-// a file in the working directory can belong to somebody else: both are refused in words. It writes nothing.
+// a file in the working directory can belong to someone else: both are refused in words. It writes nothing.
 package safefile
 
 import (

@@ -45,7 +45,7 @@ func TestSoak_outageHoldsWALUpToTheBudgetAndLosesNothing(t *testing.T) {
 	relay := startLedgers(t, db, options)
 	relay.AwaitStreaming()
 
-	db.Exec(insertEvents, writers, 0, 1, keysPerWriter) // by nobody else's name
+	db.Exec(insertEvents, writers, 0, 1, keysPerWriter) // by no one else's name
 	first := db.Text(`SELECT pg_current_wal_insert_lsn()::text`)
 	var most int64 // bytes that were seen held
 	look := func() (released bool) {

@@ -79,7 +79,7 @@ func TestSoak_apiKilledAtAnyMomentLeavesNoCompletionWithoutItsEvent(t *testing.T
 					}
 					id, err := learner.Complete(ctx, *api)
 					if err != nil {
-						return // killed in the middle: nobody knows what became of it
+						return // killed in the middle: no one knows what became of it
 					}
 					mu.Lock()
 					defer mu.Unlock()

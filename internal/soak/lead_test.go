@@ -78,7 +78,7 @@ func TestSoak_theNextRelayTakesOverFromOneThatDiesFreezesOrIsCutOff(t *testing.T
 		case "SIGSTOP":
 			_ = syscall.Kill(leader.PID(), syscall.SIGCONT)
 		case "cut":
-			leaderWire.mend()
+			leaderWire.restore()
 		}
 		again[trouble] += receiver.repeats() - repeated
 		leader, standby, leaderWire, standbyWire = standby, leader, standbyWire, leaderWire
@@ -321,7 +321,7 @@ func (w *wire) cut() {
 	w.intact = make(chan struct{})
 }
 
-func (w *wire) mend() {
+func (w *wire) restore() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	close(w.intact)

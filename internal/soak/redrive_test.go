@@ -12,7 +12,7 @@ import (
 	"github.com/backendstart/walpost/internal/testprogram"
 )
 
-// F-52: one key of a thousand is poisoned under load, and redriven when its subscriber is mended. The others
+// F-52: one key of a thousand is poisoned under load, and redriven when its subscriber works again. The others
 // must not feel it, and the key's events come in their order.
 func TestSoak_poisonedKeyIsRedrivenInOrderAndPausesNoOther(t *testing.T) {
 	db := testdb.New(t)
@@ -46,7 +46,7 @@ func TestSoak_poisonedKeyIsRedrivenInOrderAndPausesNoOther(t *testing.T) {
 
 	behave(db, "only", "ok")
 	begin := time.Now()
-	outcome, err := debt.NewStore(db.Pinned, db.Name).Redrive(t.Context(), debt.Filter{Subscriber: "only", Key: key}, "test", "mended")
+	outcome, err := debt.NewStore(db.Pinned, db.Name).Redrive(t.Context(), debt.Filter{Subscriber: "only", Key: key}, "test", "works again")
 	if err != nil || outcome.Deliveries != 1 {
 		t.Fatalf("redriven %d: %v", outcome.Deliveries, err)
 	}

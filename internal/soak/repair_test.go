@@ -102,7 +102,7 @@ func writeLocked(ctx context.Context, t *testing.T, db *testdb.DB) {
 	writers.Wait()
 }
 
-// dropSlot drops the slot as soon as nobody reads it.
+// dropSlot drops the slot as soon as no one reads it.
 func dropSlot(t *testing.T, db *testdb.DB) {
 	testprogram.Eventually(t, "the slot is dropped", func() bool {
 		_, err := db.Pool.Exec(t.Context(), `

@@ -41,7 +41,7 @@ func underReplay(t *testing.T, n int, replay bool) map[string]latency {
 		FROM generate_series(1, $1::int) AS n`, n, writers, keysPerWriter)
 	testprogram.AwaitPublished(t, db, 2*time.Minute)
 	filling.Stop()
-	relay := startLedgers(t, db, options) // whose metrics begin anew
+	relay := startLedgers(t, db, options) // whose metrics begin again
 	ops := relay.AwaitStreaming()
 
 	seconds := rounds(t, 60)

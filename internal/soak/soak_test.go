@@ -111,7 +111,7 @@ func startAPI(t *testing.T, db *testdb.DB) *testprogram.Process {
 	return testprogram.Start(t, []string{"WALPOST_DATABASE_URL=" + db.DSN}, "api", "--auth=dev", "--api-listen=127.0.0.1:0")
 }
 
-// ownServer is a database on a server of the test's own: huge transactions and held WAL are nobody
+// ownServer is a database on a server of the test's own: huge transactions and held WAL are no one
 // else's, and no checkpoint makes full pages of what is measured.
 func ownServer(t *testing.T) *testdb.DB {
 	t.Helper()

@@ -80,7 +80,7 @@ func fenceRow(tx pgx.Tx) int {
 }
 
 // Lead begins a leadership of holder, whose session with the key reader was claimed as the one that makes and reads
-// the slot (ClaimReader): nobody else does. With a lease, holder must have been elected; without, it takes the lead. It
+// the slot (ClaimReader): no one else does. With a lease, holder must have been elected; without, it takes the lead. It
 // waits for the transactions that hold the last leadership. If another relay has taken over meanwhile it returns
 // ErrOvertaken.
 func (f *Fence) Lead(ctx context.Context, pool *postgres.Pool, holder string, reader Key, elected bool) error {
@@ -141,7 +141,7 @@ func (f *Fence) Records() int {
 	return f.records
 }
 
-// Restart tells that the record in walpost.slots was written anew, and from where the slot begins: this may be
+// Restart tells that the record in walpost.slots was written again, and from where the slot begins: this may be
 // lower than what was known, and is no sign that the database has gone back.
 func (f *Fence) Restart(confirmed event.LSN) {
 	f.mu.Lock()
@@ -149,7 +149,7 @@ func (f *Fence) Restart(confirmed event.LSN) {
 	f.known = confirmed
 }
 
-// Check returns ErrFenced if somebody else has led since Lead, and ErrChanged if this is another database.
+// Check returns ErrFenced if someone else has led since Lead, and ErrChanged if this is another database.
 // It writes nothing.
 func (f *Fence) Check(ctx context.Context, pool *postgres.Pool) error {
 	return f.check(ctx, pool, `SELECT term, %s FROM walpost.leader WHERE slot = $1`, f.slot)
@@ -188,7 +188,7 @@ func (f *Fence) check(ctx context.Context, db Querier, sql, slot string, row ...
 	err := db.QueryRow(ctx, strings.Replace(sql, "%s", facts, 1), args...).Scan(&term, &where, &behind)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		return fmt.Errorf("%w: nobody leads slot %q there", ErrChanged, f.slot)
+		return fmt.Errorf("%w: no one leads slot %q there", ErrChanged, f.slot)
 	case err != nil:
 		return fmt.Errorf("look who leads slot %q: %w", f.slot, err)
 	case where != ours.where:

@@ -15,7 +15,7 @@ import (
 
 const slot = "s"
 
-// A record that goes back says that the database has, unless it is the relay that has begun it anew.
+// A record that goes back says that the database has, unless it is the relay that has begun it again.
 func TestFence_knowsARecordThatBeginsAnewFromADatabaseThatHasGoneBack(t *testing.T) {
 	t.Parallel()
 	db := testdb.New(t)
@@ -42,7 +42,7 @@ func TestFence_knowsARecordThatBeginsAnewFromADatabaseThatHasGoneBack(t *testing
 	write("0/300")
 	check("lower once more", store.ErrChanged)
 	fence.Restart(0)
-	check("anew from the beginning", nil)
+	check("again from the beginning", nil)
 	write("0/0")
 	check("at the beginning", nil)
 	if err := store.NewFence(slot).Lead(t.Context(), db.Pinned, "another", 0, false); err != nil {

@@ -7,7 +7,7 @@ import (
 	"github.com/backendstart/walpost/internal/event"
 )
 
-// endOfWAL is the end of what was ever written to the WAL. On a standby nobody can say it, so nothing lies beyond it.
+// endOfWAL is the end of what was ever written to the WAL. On a standby no one can say it, so nothing lies beyond it.
 const endOfWAL = `CASE WHEN pg_catalog.pg_is_in_recovery() THEN 'FFFFFFFF/FFFFFFFF' ELSE pg_catalog.pg_current_wal_insert_lsn() END`
 
 // DoubtPosition is why the positions of a subscriber, row s of walpost.subscribers, cannot be true at its slot, row k of

@@ -26,7 +26,7 @@ import (
 //
 // Where a delivery says Again, a record from before that moment is removed first, in the same transaction,
 // and the new one is never older than it: so the effect happens once more for each replay that asks for
-// it, also if the replay breaks off and begins anew.
+// it, also if the replay breaks off and begins again.
 //
 // Where deliveries carry a term, the transaction is part of that leadership of the slot: when another relay
 // has led it since, nothing happens and the error is ErrOldTerm.

@@ -185,9 +185,9 @@ func TestOnce_doesAnEffectOnceMoreForEachReplayThatAsksForIt(t *testing.T) {
 		if got, want := once(t, db, "s", "n", again(asked, batch[:1])), idsOf(batch[:1]); !slices.Equal(got, want) {
 			t.Errorf("replay %d: effects of %q, want %q", round, got, want)
 		}
-		// It broke off and began anew; what is live comes with it.
+		// It broke off and began again; what is live comes with it.
 		if got, want := once(t, db, "s", "n", append(again(asked, batch), batch...)), idsOf(batch[1:]); !slices.Equal(got, want) {
-			t.Errorf("replay %d, anew: effects of %q, want %q", round, got, want)
+			t.Errorf("replay %d, again: effects of %q, want %q", round, got, want)
 		}
 		if got := once(t, db, "s", "n", again(asked, batch)); got != nil {
 			t.Errorf("replay %d, once more: effects of %q, want none", round, got)

@@ -123,7 +123,7 @@ func logHandled(ctx context.Context, log *slog.Logger, message string, lessons [
 }
 
 // execute is one statement in a transaction of its own, so that its commit waits for the flush whatever
-// the role's synchronous_commit is: once the event counts as delivered, nobody sends it again. It is part of
+// the role's synchronous_commit is: once the event counts as delivered, no one sends it again. It is part of
 // the leadership with that term; with term 0 of none.
 func execute(ctx context.Context, pool *postgres.Pool, slot string, term int64, sql string, args ...any) error {
 	return postgres.InTx(ctx, pool, func(tx pgx.Tx) error {

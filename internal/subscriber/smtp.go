@@ -133,7 +133,7 @@ func (n *SMTPNotifier) String() string { return net.JoinHostPort(n.host, strconv
 
 // Notify sends a mail whose Message-ID is made from the event id. It is Permanent when the server
 // refuses the recipient for good (5xx to RCPT TO); a refusal that is about us, such as a missing login or
-// a relay that is closed to us, is not, since it is mended in the configuration.
+// a relay that is closed to us, is not, since it is fixed in the configuration.
 func (n *SMTPNotifier) Notify(ctx context.Context, message Message) error {
 	ctx, cancel := context.WithTimeout(ctx, mailTimeout)
 	defer cancel()

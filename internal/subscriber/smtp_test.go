@@ -255,7 +255,7 @@ func TestSMTPNotifier_countsAMailAsSentWhoseFarewellGoesWrong(t *testing.T) {
 	}
 }
 
-func TestSMTPNotifier_triesAgainWhenNobodyListens(t *testing.T) {
+func TestSMTPNotifier_triesAgainWhenNoOneListens(t *testing.T) {
 	server := startSMTP(t, nil, nil)
 	server.listener.Close()
 	if err := server.notifier(t, "smtp://%s").Notify(t.Context(), lessonMail); err == nil || IsPermanent(err) {
@@ -322,7 +322,7 @@ func TestSMTPNotifier_speaksTLSFromTheFirstByte(t *testing.T) {
 	server := startSMTP(t, &tls.Config{Certificates: helper.TLS.Certificates}, nil)
 	notifier := server.notifier(t, "smtps://school:secret@%s")
 	if err := notifier.Notify(t.Context(), lessonMail); err == nil || IsPermanent(err) {
-		t.Errorf("Notify with a certificate that nobody signed = %v, want an error that is not permanent", err)
+		t.Errorf("Notify with a certificate that no one signed = %v, want an error that is not permanent", err)
 	}
 	roots := x509.NewCertPool()
 	roots.AddCert(helper.Certificate())

@@ -82,7 +82,7 @@ type permanent struct{ error }
 
 func (p permanent) Unwrap() error { return p.error }
 
-// Permanent marks an error that no later attempt can mend: the event becomes a dead letter at once.
+// Permanent marks an error that no later attempt can fix: the event becomes a dead letter at once.
 func Permanent(err error) error {
 	if err == nil {
 		return nil

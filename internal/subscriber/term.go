@@ -27,7 +27,7 @@ func holdTerm(batch *pgx.Batch, tx pgx.Tx, slot string, term int64) {
 	store.QueueHold(batch, tx, slot, func(now int64, err error) error {
 		switch {
 		case err == nil && now == 0:
-			return fmt.Errorf("nobody leads slot %q in the database of this subscriber: is it the slot and database of the relay?", slot)
+			return fmt.Errorf("no one leads slot %q in the database of this subscriber: is it the slot and database of the relay?", slot)
 		case err == nil && now != term:
 			return fmt.Errorf("%w: slot %q, then term %d, now %d", ErrOldTerm, slot, term, now)
 		}

@@ -85,6 +85,6 @@ func TestOnce_saysThatItsSlotIsNotTheRelays(t *testing.T) {
 	err := subscriber.Once(t.Context(), db.Pinned, "other", "n", []subscriber.Delivery{under(1, lessonOf(1, "go", 1))},
 		func(context.Context, pgx.Tx, []subscriber.Delivery) error { return nil })
 	if err == nil || errors.Is(err, subscriber.ErrOldTerm) {
-		t.Errorf("got %v, want an error of its own: no wait for a leader mends it", err)
+		t.Errorf("got %v, want an error of its own: no wait for a leader helps", err)
 	}
 }

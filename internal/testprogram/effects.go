@@ -114,7 +114,7 @@ func progressOf(t testing.TB, ops string) (p progress) {
 }
 
 // StillToCome counts the rows that the server would send to the next relay. The slot has the database's
-// name, and is waited for until nobody reads it.
+// name, and is waited for until no one reads it.
 func StillToCome(t testing.TB, db *testdb.DB) int64 {
 	t.Helper()
 	Eventually(t, "the slot to be free", func() bool {

@@ -22,7 +22,7 @@ type Learner struct {
 	lesson int
 }
 
-// Complete completes the next lesson and returns the event's id. After an error nobody knows whether the
+// Complete completes the next lesson and returns the event's id. After an error no one knows whether the
 // lesson was completed, as in life; the next call goes on with the next lesson.
 func (l *Learner) Complete(ctx context.Context, api string) (eventID string, err error) {
 	l.lesson++

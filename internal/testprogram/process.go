@@ -95,7 +95,7 @@ func StartBinary(t testing.TB, path string, env []string, args ...string) *Proce
 	ctx, cancel := beforeTimeout(t)
 	p := &Process{t: t, name: "walpost " + strings.Join(args, " "), ended: make(chan struct{})}
 	p.cmd = exec.CommandContext(ctx, path, args...)
-	p.cmd.Dir = t.TempDir() // no walpost.yaml of somebody else
+	p.cmd.Dir = t.TempDir() // no walpost.yaml of someone else
 	p.cmd.Stdout, p.cmd.Stderr = &p.output, &p.output
 	for _, variable := range os.Environ() {
 		if !strings.HasPrefix(variable, "WALPOST_") {

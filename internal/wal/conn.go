@@ -20,18 +20,18 @@ import (
 	"github.com/backendstart/walpost/internal/postgres"
 )
 
-// SetupError is a condition that no retry mends: a person has to do what Mend says.
+// SetupError is a condition that no retry repairs: a person has to do what Fix says.
 type SetupError struct {
 	Problem string
-	Mend    string
+	Fix     string
 	Err     error // the server's error, if there was one
 }
 
 func (e *SetupError) Error() string {
 	if e.Err == nil {
-		return fmt.Sprintf("%s; to mend it: %s", e.Problem, e.Mend)
+		return fmt.Sprintf("%s; to fix it: %s", e.Problem, e.Fix)
 	}
-	return fmt.Sprintf("%s (%v); to mend it: %s", e.Problem, e.Err, e.Mend)
+	return fmt.Sprintf("%s (%v); to fix it: %s", e.Problem, e.Err, e.Fix)
 }
 
 func (e *SetupError) Unwrap() error { return e.Err }
@@ -51,7 +51,7 @@ type System struct {
 type Conn struct {
 	pg      *pgconn.PgConn
 	dsn     string
-	gulps   *gulps         // below pg, and below TLS
+	reads   *coalescedConn // below pg, and below TLS
 	skipped *pgconn.Notice // Postgres 18 went on without the publication
 }
 
@@ -69,8 +69,8 @@ func Connect(ctx context.Context, dsn, application string) (*Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		c.gulps = &gulps{Conn: conn}
-		return c.gulps, nil
+		c.reads = &coalescedConn{Conn: conn}
+		return c.reads, nil
 	}
 	config.RuntimeParams["application_name"] = application
 	config.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) {
@@ -85,12 +85,12 @@ func Connect(ctx context.Context, dsn, application string) (*Conn, error) {
 		if strings.Contains(err.Error(), "unsupported startup parameter") {
 			return nil, &SetupError{Err: err,
 				Problem: "the replication connection goes through a pooler",
-				Mend:    "set replication_url (WALPOST_REPLICATION_URL) to a direct connection; database_url may stay as it is"}
+				Fix:     "set replication_url (WALPOST_REPLICATION_URL) to a direct connection; database_url may stay as it is"}
 		}
 		if postgres.Code(err) == "42501" { // insufficient_privilege
 			return nil, &SetupError{Err: err,
 				Problem: fmt.Sprintf("role %q may not use replication", config.User),
-				Mend:    fmt.Sprintf("as a superuser: ALTER ROLE %s REPLICATION; at a provider: GRANT its replication role to it", quote(config.User))}
+				Fix:     fmt.Sprintf("as a superuser: ALTER ROLE %s REPLICATION; at a provider: GRANT its replication role to it", quote(config.User))}
 		}
 		return nil, err
 	}
@@ -145,7 +145,7 @@ type CreatedSlot struct {
 // CreateSlot makes a permanent slot of pgoutput and exports the snapshot that goes with it. It waits for
 // all transactions that are running, so it can take as long as the oldest of them. When ctx ends, pgconn cancels
 // the command on the server, and when the process ends the server notices: no slot stays behind that waits for
-// nobody.
+// no one.
 func (c *Conn) CreateSlot(ctx context.Context, name string) (CreatedSlot, error) {
 	options := "(SNAPSHOT 'export', FAILOVER true)"
 	switch version := c.Version(); {
@@ -167,7 +167,7 @@ func (c *Conn) CreateSlot(ctx context.Context, name string) (CreatedSlot, error)
 	return CreatedSlot{ConsistentPoint: point, Snapshot: created.SnapshotName}, nil
 }
 
-// Start takes the slot: from now on nobody else can read it. It returns ErrSlotInUse while somebody else
+// Start takes the slot: from now on no one else can read it. It returns ErrSlotInUse while someone else
 // does. The position is always 0/0, "where the slot stands": a higher one of our own
 // would make the server skip what lies between without a word.
 func (c *Conn) Start(ctx context.Context, slot, publication string) error {
@@ -184,11 +184,11 @@ func (c *Conn) Start(ctx context.Context, slot, publication string) error {
 		}
 		return explainSlotError(slot, fmt.Errorf("start replication on slot %q: %w", slot, postgres.Mask(err, c.dsn)))
 	}
-	c.gulps.buf = make([]byte, gulpSize)
+	c.reads.buf = make([]byte, readSize)
 	return nil
 }
 
-// explainSlotError adds what to do to the errors that a person has to mend.
+// explainSlotError adds what to do to the errors that a person has to fix.
 func explainSlotError(slot string, err error) error {
 	switch postgres.Code(err) {
 	case "55006": // object_in_use
@@ -196,11 +196,11 @@ func explainSlotError(slot string, err error) error {
 	case "53400": // configuration_limit_exceeded
 		return &SetupError{Err: err,
 			Problem: "all replication slots of the server are in use",
-			Mend:    "drop one that nobody needs (SELECT slot_name, active, restart_lsn FROM pg_replication_slots), or raise max_replication_slots and restart the server"}
+			Fix:     "drop one that no one needs (SELECT slot_name, active, restart_lsn FROM pg_replication_slots), or raise max_replication_slots and restart the server"}
 	case "42501": // insufficient_privilege
 		return &SetupError{Err: err,
 			Problem: "the role may not use replication",
-			Mend:    "ALTER ROLE … REPLICATION (as a superuser), or use the provider's replication role"}
+			Fix:     "ALTER ROLE … REPLICATION (as a superuser), or use the provider's replication role"}
 	case "42704": // undefined_object: the slot was dropped, or the publication is younger than the slot
 		return fmt.Errorf("%w: %w", ErrMissing, err)
 	case "55000": // object_not_in_prerequisite_state

@@ -20,7 +20,7 @@ func (c *Conn) ShowLife(ctx context.Context, key int64) error {
 	return nil
 }
 
-// Drop drops the slot, which nobody reads.
+// Drop drops the slot, which no one reads.
 func (c *Conn) Drop(ctx context.Context, slot string) error {
 	if _, err := c.pg.Exec(ctx, "DROP_REPLICATION_SLOT "+quote(slot)).ReadAll(); err != nil {
 		return explainSlotError(slot, fmt.Errorf("drop slot %q: %w", slot, postgres.Mask(err, c.dsn)))
@@ -28,7 +28,7 @@ func (c *Conn) Drop(ctx context.Context, slot string) error {
 	return nil
 }
 
-// noticeOurEnd lets the server end what the session does when nobody is there any more to read the answer. The
+// noticeOurEnd lets the server end what the session does when no one is there any more to read the answer. The
 // second statement is one of this setting already, and what it starts goes on in the command that follows.
 // Servers on Windows, for example, cannot tell; there it ends when what it waits for does.
 // (PostgreSQL manual, "client_connection_check_interval")

@@ -11,10 +11,10 @@ import (
 	"github.com/backendstart/walpost/internal/postgres"
 )
 
-// Mended is what EnsurePublication had to do.
-type Mended struct {
+// PublicationChange is what EnsurePublication had to do.
+type PublicationChange struct {
 	Made  bool     // there was no publication
-	Added []string // tables that had been taken off it, or made anew under their old name
+	Added []string // tables that had been taken off it, or made again under their old name
 }
 
 // EnsurePublication makes the publication of the tables if there is none, and checks the one that is
@@ -24,41 +24,41 @@ type Mended struct {
 //
 // known tells that the slot was read before, so that the publication was complete once: then a table that
 // it lacks is added again. The rows of the time between are in the table and not in the stream.
-func EnsurePublication(ctx context.Context, pool *postgres.Pool, name string, tables []pgx.Identifier, slotExists, known bool) (Mended, error) {
+func EnsurePublication(ctx context.Context, pool *postgres.Pool, name string, tables []pgx.Identifier, slotExists, known bool) (PublicationChange, error) {
 	var inserts, viaRoot, all bool
 	err := pool.QueryRow(ctx, `SELECT pubinsert, pubviaroot, puballtables FROM pg_catalog.pg_publication WHERE pubname = $1`, name).
 		Scan(&inserts, &viaRoot, &all)
 	if errors.Is(err, pgx.ErrNoRows) {
 		if slotExists && !known {
-			return Mended{}, &SetupError{
+			return PublicationChange{}, &SetupError{
 				Problem: fmt.Sprintf("publication %q does not exist, but its slot does: a slot brings nothing of a publication that is younger", name),
-				Mend:    fmt.Sprintf("drop the slot (SELECT pg_drop_replication_slot(…)), make the publication first (%s), then the slot; or let walpost make both", CreatePublication(name, tables))}
+				Fix:     fmt.Sprintf("drop the slot (SELECT pg_drop_replication_slot(…)), make the publication first (%s), then the slot; or let walpost make both", CreatePublication(name, tables))}
 		}
-		return Mended{Made: true}, makePublication(ctx, pool, name, tables)
+		return PublicationChange{Made: true}, makePublication(ctx, pool, name, tables)
 	}
 	if err != nil {
-		return Mended{}, fmt.Errorf("look up publication %q: %w", name, err)
+		return PublicationChange{}, fmt.Errorf("look up publication %q: %w", name, err)
 	}
 	if !inserts {
-		return Mended{}, &SetupError{
+		return PublicationChange{}, &SetupError{
 			Problem: fmt.Sprintf("publication %q does not publish inserts", name),
-			Mend:    fmt.Sprintf("ALTER PUBLICATION %s SET (publish = 'insert')", quote(name))}
+			Fix:     fmt.Sprintf("ALTER PUBLICATION %s SET (publish = 'insert')", quote(name))}
 	}
 	missing, err := unpublished(ctx, pool, name, tables, all)
 	if err != nil || len(missing) == 0 {
-		return Mended{}, err
+		return PublicationChange{}, err
 	}
 	sql := fmt.Sprintf("ALTER PUBLICATION %s ADD TABLE %s", quote(name), strings.Join(missing, ", "))
 	if known {
 		if _, err = pool.Exec(ctx, sql, pgx.QueryExecModeSimpleProtocol); err == nil {
-			return Mended{Added: missing}, nil
+			return PublicationChange{Added: missing}, nil
 		}
 		if code := postgres.Code(err); code != "42501" && code != "55000" { // not the owner; a publication of all tables or of a schema
-			return Mended{}, fmt.Errorf("add %s to publication %q: %w", strings.Join(missing, ", "), name, err)
+			return PublicationChange{}, fmt.Errorf("add %s to publication %q: %w", strings.Join(missing, ", "), name, err)
 		}
 	}
-	return Mended{}, &SetupError{Err: err,
-		Problem: fmt.Sprintf("publication %q does not publish %s", name, strings.Join(missing, ", ")), Mend: sql}
+	return PublicationChange{}, &SetupError{Err: err,
+		Problem: fmt.Sprintf("publication %q does not publish %s", name, strings.Join(missing, ", ")), Fix: sql}
 }
 
 // unpublished lists the tables that the publication does not carry.
@@ -106,12 +106,12 @@ func makePublication(ctx context.Context, pool *postgres.Pool, name string, tabl
 	case code == "42501": // insufficient_privilege
 		return &SetupError{Err: err,
 			Problem: fmt.Sprintf("the role may not create publication %q", name),
-			Mend:    "as the owner of the tables with CREATE on the database: " + sql}
+			Fix:     "as the owner of the tables with CREATE on the database: " + sql}
 	case code == "42P01", code == "3F000": // undefined_table, invalid_schema_name
 		return &SetupError{Err: err, Problem: "a source's table does not exist",
-			Mend: "create it (walpost's own: walpost migrate), or correct the source's table"}
+			Fix: "create it (walpost's own: walpost migrate), or correct the source's table"}
 	case code == "22023": // invalid_parameter_value: temporary, unlogged, a view or a catalogue
-		return &SetupError{Err: err, Problem: "a source's table cannot be published", Mend: "use a permanent, logged table"}
+		return &SetupError{Err: err, Problem: "a source's table cannot be published", Fix: "use a permanent, logged table"}
 	case code == "42710": // duplicate_object: another relay was faster
 		return nil
 	}

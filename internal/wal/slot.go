@@ -104,15 +104,15 @@ func (s Slot) Check() error {
 	case s.Plugin != "pgoutput":
 		return &SetupError{
 			Problem: fmt.Sprintf("slot %q is used by plugin %q", s.Name, s.Plugin),
-			Mend:    "choose another name with --slot (WALPOST_SLOT)"}
+			Fix:     "choose another name with --slot (WALPOST_SLOT)"}
 	case s.Database != s.here:
 		return &SetupError{
 			Problem: fmt.Sprintf("slot %q belongs to database %q, this is %q: slot names are unique per server", s.Name, s.Database, s.here),
-			Mend:    "choose another name with --slot (WALPOST_SLOT)"}
+			Fix:     "choose another name with --slot (WALPOST_SLOT)"}
 	case s.Temporary:
 		return &SetupError{
 			Problem: fmt.Sprintf("slot %q is temporary and belongs to another session", s.Name),
-			Mend:    "choose another name with --slot (WALPOST_SLOT), or end that session"}
+			Fix:     "choose another name with --slot (WALPOST_SLOT), or end that session"}
 	}
 	return nil
 }
@@ -142,11 +142,11 @@ func Preflight(ctx context.Context, q Querier, slotExists bool) error {
 	case level != "logical":
 		return &SetupError{
 			Problem: fmt.Sprintf("wal_level is %q, not \"logical\"", level),
-			Mend:    "ALTER SYSTEM SET wal_level = logical, then restart the server"}
+			Fix:     "ALTER SYSTEM SET wal_level = logical, then restart the server"}
 	case !slotExists && used >= limit:
 		return &SetupError{
 			Problem: fmt.Sprintf("all %d replication slots of the server are in use: %v", limit, names),
-			Mend:    "drop one that nobody needs with pg_drop_replication_slot, or raise max_replication_slots and restart the server"}
+			Fix:     "drop one that no one needs with pg_drop_replication_slot, or raise max_replication_slots and restart the server"}
 	}
 	return nil
 }
@@ -160,7 +160,7 @@ func End(ctx context.Context, q Querier) (event.LSN, error) {
 	return event.ParseLSN(text)
 }
 
-// DefaultBudget is how much WAL debt may hold where nobody says it: half of what the server keeps for a
+// DefaultBudget is how much WAL debt may hold where no one says it: half of what the server keeps for a
 // slot at most, else 10 GiB.
 func DefaultBudget(ctx context.Context, q Querier) (int64, error) {
 	var megabytes int64

@@ -167,28 +167,28 @@ func TestEnsurePublication_makesOneThatWeWouldAccept(t *testing.T) {
 	if _, err := wal.EnsurePublication(t.Context(), db.Pinned, "everything", tables, true, false); err != nil {
 		t.Errorf("a publication of all tables: %v", err)
 	}
-	wantSetup(t, unmended(wal.EnsurePublication(t.Context(), db.Pinned, "younger", tables, true, false)), `"younger"`, "does not exist", "CREATE PUBLICATION")
-	wantSetup(t, unmended(wal.EnsurePublication(t.Context(), db.Pinned, "new", []pgx.Identifier{{"public", "none"}}, false, false)), "does not exist", "walpost migrate")
+	wantSetup(t, unchanged(wal.EnsurePublication(t.Context(), db.Pinned, "younger", tables, true, false)), `"younger"`, "does not exist", "CREATE PUBLICATION")
+	wantSetup(t, unchanged(wal.EnsurePublication(t.Context(), db.Pinned, "new", []pgx.Identifier{{"public", "none"}}, false, false)), "does not exist", "walpost migrate")
 	db.Exec(`CREATE UNLOGGED TABLE loose (id int)`)
-	wantSetup(t, unmended(wal.EnsurePublication(t.Context(), db.Pinned, "new", []pgx.Identifier{{"public", "loose"}}, false, false)), "logged table")
+	wantSetup(t, unchanged(wal.EnsurePublication(t.Context(), db.Pinned, "new", []pgx.Identifier{{"public", "loose"}}, false, false)), "logged table")
 }
 
-func unmended(_ wal.Mended, err error) error { return err }
+func unchanged(_ wal.PublicationChange, err error) error { return err }
 
-// A table that was dropped and made anew is not in a publication any more. Once the slot was read, that is
-// mended; before, it may be a mistake.
-func TestEnsurePublication_addsATableThatWasMadeAnew(t *testing.T) {
+// A table that was dropped and made again is not in a publication any more. Once the slot was read, that is
+// repaired; before, it may be a mistake.
+func TestEnsurePublication_addsATableThatWasMadeAgain(t *testing.T) {
 	t.Parallel()
 	db := testdb.New(t)
 	tables := []pgx.Identifier{{"public", "outbox"}}
-	if mended, err := wal.EnsurePublication(t.Context(), db.Pinned, "walpost", tables, false, false); err != nil || !mended.Made {
-		t.Fatalf("got %+v, %v; want it made", mended, err)
+	if change, err := wal.EnsurePublication(t.Context(), db.Pinned, "walpost", tables, false, false); err != nil || !change.Made {
+		t.Fatalf("got %+v, %v; want it made", change, err)
 	}
 	db.Exec(`DROP TABLE outbox; CREATE TABLE outbox (id int PRIMARY KEY)`)
-	wantSetup(t, unmended(wal.EnsurePublication(t.Context(), db.Pinned, "walpost", tables, true, false)), `ADD TABLE "public"."outbox"`)
-	mended, err := wal.EnsurePublication(t.Context(), db.Pinned, "walpost", tables, true, true)
-	if err != nil || len(mended.Added) != 1 {
-		t.Errorf("got %+v, %v; want it added", mended, err)
+	wantSetup(t, unchanged(wal.EnsurePublication(t.Context(), db.Pinned, "walpost", tables, true, false)), `ADD TABLE "public"."outbox"`)
+	change, err := wal.EnsurePublication(t.Context(), db.Pinned, "walpost", tables, true, true)
+	if err != nil || len(change.Added) != 1 {
+		t.Errorf("got %+v, %v; want it added", change, err)
 	}
 	if got := db.Int(`SELECT count(*) FROM pg_publication_tables WHERE pubname = 'walpost'`); got != 1 {
 		t.Errorf("%d tables are published, want 1", got)

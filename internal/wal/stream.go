@@ -90,7 +90,7 @@ func (c *Conn) Stream(ctx context.Context, o StreamOptions) error {
 		defer close(woken)
 		_ = c.pg.Conn().SetReadDeadline(time.Unix(1, 0))
 	})
-	c.gulps.at, c.gulps.beforeRead = now, s.handOver
+	c.reads.at, c.reads.beforeRead = now, s.handOver
 	s.Metrics.heard(now)
 	err := s.read(ctx)
 	s.handOver()
@@ -115,16 +115,16 @@ type stream struct {
 	StreamOptions
 	conn *Conn
 
-	sent       event.LSN // last position told
-	lastStatus time.Time // when it was told
-	lastHeard  time.Time // when a message last arrived
-	probed     time.Time // when the server was last asked by SQL, or heard
-	deadline   time.Time // of the socket
-	looked     time.Time // the read after which it was last looked what is due
-	timer      *time.Timer
-	asked      bool      // the server wants a status
-	lastPlea   time.Time // when the server last asked
-	pleas      int       // requests for a status that came right after one
+	sent             event.LSN // last position told
+	lastStatus       time.Time // when it was told
+	lastHeard        time.Time // when a message last arrived
+	probed           time.Time // when the server was last asked by SQL, or heard
+	deadline         time.Time // of the socket
+	looked           time.Time // the read after which it was last looked what is due
+	timer            *time.Timer
+	asked            bool      // the server wants a status
+	lastReplyRequest time.Time // when the server last asked
+	replyRequests    int       // requests for a status that came right after one
 }
 
 // read is the loop of the relay's life: take a message when there is room, tell the status when it is
@@ -136,10 +136,10 @@ func (s *stream) read(ctx context.Context) error {
 		}
 		// A clock that is read for each message costs more than the message. What is read at once is
 		// handled within milliseconds.
-		now := s.conn.gulps.at
+		now := s.conn.reads.at
 		// So does the rest. What is due changes only by what is read and by a wait: it is looked up after
 		// each wait, and when everything that was read has been taken.
-		look := now != s.looked || s.conn.gulps.empty()
+		look := now != s.looked || s.conn.reads.empty()
 		if look {
 			s.looked = now
 			if err := s.tellIfDue(now); err != nil {
@@ -184,12 +184,12 @@ func (s *stream) handOver() {
 func (s *stream) take(message pgproto3.BackendMessage) error {
 	switch m := message.(type) {
 	case *pgproto3.CopyData:
-		now := s.conn.gulps.at
+		now := s.conn.reads.at
 		if now != s.lastHeard {
 			s.lastHeard, s.probed = now, now
 			s.Metrics.heard(now)
 		}
-		s.conn.gulps.count++
+		s.conn.reads.count++
 		return s.takeCopyData(m.Data, now)
 	case *pgproto3.ErrorResponse:
 		return fmt.Errorf("stream: %w", explainSlotError(s.Slot, pgconn.ErrorResponseToPgError(m)))
@@ -231,7 +231,7 @@ func (s *stream) takeCopyData(data []byte, now time.Time) error {
 		if len(data) > header+beginCommitTime+8 && data[header] == 'B' {
 			committed := binary.BigEndian.Uint64(data[header+beginCommitTime:])
 			sent := binary.BigEndian.Uint64(data[header-8:])
-			s.conn.gulps.behind = time.Duration(sent-committed)*time.Microsecond > behind
+			s.conn.reads.behind = time.Duration(sent-committed)*time.Microsecond > behind
 		}
 		return s.Receiver.Receive(data[header:])
 	case pglogrepl.PrimaryKeepaliveMessageByteID:
@@ -248,14 +248,14 @@ func (s *stream) takeCopyData(data []byte, now time.Time) error {
 		s.asked = true
 		// A server that runs asks only after half a wal_sender_timeout without a status. One that asks
 		// right after it was told twice is stopping and waits for us to confirm all WAL, which we cannot.
-		if now.Sub(s.lastStatus) > time.Second || now.Sub(s.lastPlea) > time.Minute {
-			s.pleas = 0
+		if now.Sub(s.lastStatus) > time.Second || now.Sub(s.lastReplyRequest) > time.Minute {
+			s.replyRequests = 0
 		}
-		s.lastPlea = now
+		s.lastReplyRequest = now
 		if now.Sub(s.lastStatus) > time.Second {
 			return nil
 		}
-		if s.pleas++; s.pleas >= 2 {
+		if s.replyRequests++; s.replyRequests >= 2 {
 			return ErrShutdown
 		}
 		return nil
@@ -279,7 +279,7 @@ func (s *stream) tellIfDue(now time.Time) error {
 }
 
 // tell sends the status now. All three positions are set: pglogrepl fills a zero flush or apply
-// position from the write position, which would confirm events that nobody has handled.
+// position from the write position, which would confirm events that no one has handled.
 func (s *stream) tell(now time.Time, wantReply bool) error {
 	s.sent = max(s.sent, s.Confirmer.Confirmed())
 	position := pglogrepl.LSN(s.sent)
@@ -342,8 +342,8 @@ func (s *stream) waitForRoom(ctx context.Context) {
 	}
 	s.timer.Stop()
 	// What the server sent meanwhile waits in the socket: that is no silence.
-	s.conn.gulps.at = time.Now()
-	s.probed = s.conn.gulps.at
+	s.conn.reads.at = time.Now()
+	s.probed = s.conn.reads.at
 	s.Metrics.heard(s.probed)
 }
 

@@ -2,7 +2,7 @@
 -- The schema walpost is there already: the versions of the migrations are kept in it.
 
 -- What the relay knows about its slot. confirmed is written before the status update that carries it,
--- so a slot that stands above it was moved by somebody else.
+-- so a slot that stands above it was moved by someone else.
 CREATE TABLE walpost.slots (
     slot         TEXT        PRIMARY KEY,
     system_id    TEXT        NOT NULL,
@@ -50,7 +50,7 @@ CREATE TABLE walpost.subscribers (
 
 -- Deliveries that are not in the stream's hands any more: waiting is sent by itself later, dead waits
 -- for a person, paid was sent or discarded and stays only until its row is marked and the stream is past it.
--- A row of subscriber '' is always paid: an event that nobody is owed, and whose mark has to wait.
+-- A row of subscriber '' is always paid: an event that no one is owed, and whose mark has to wait.
 -- The event is copied, except where only walpost's own retention deletes outbox rows (copied = false):
 -- there row_id points to it. Payload and headers are TEXT: what Postgres sent comes back byte for byte.
 CREATE TABLE walpost.owed (

@@ -3,7 +3,7 @@
 //
 //	412 passed, 0 failed, 0 skipped
 //
-// With CI=true a skipped test fails the run: a test that is skipped there proves nothing and nobody sees
+// With CI=true a skipped test fails the run: a test that is skipped there proves nothing and no one sees
 // it. A run in which no test ran fails everywhere. Without a C compiler, which the race detector needs,
 // -race is left out and that is said; with CI=true it is an error.
 package main

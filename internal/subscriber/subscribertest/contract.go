@@ -143,7 +143,7 @@ func effectOnceWhenTwice(t *testing.T, b *bench) {
 	b.same(t, "after the same event twice", once)
 }
 
-// A replay that breaks off begins anew, with the same moment in Again.
+// A replay that breaks off begins again, with the same moment in Again.
 func effectOnceMoreInReplay(t *testing.T, b *bench) {
 	again := LessonCompleted(0)
 	b.must(t, b.sub, again)
@@ -259,7 +259,7 @@ func batchNamesOnlyTheBadOne(t *testing.T, b *bench) {
 	good := lessons(6)
 	want := b.oneByOne(t, append(good[:2:2], good[3:]...))
 	batch := lessons(6)
-	batch[2] = withPayload(2, []byte(`{"user_id": "nobody"}`))
+	batch[2] = withPayload(2, []byte(`{"user_id": "no one"}`))
 	err := b.batch().HandleBatch(t.Context(), batch)
 	var partial *subscriber.BatchError
 	if !errors.As(err, &partial) {

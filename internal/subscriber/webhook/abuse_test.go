@@ -93,7 +93,7 @@ func TestWebhook_survivesReceiversThatMisbehave(t *testing.T) {
 		{"breaks off", raw(t, func(c net.Conn) {
 			fmt.Fprint(c, "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf")
 		}), long, "unexpected EOF"},
-		{"certificate of nobody", untrusted.URL, long, "certificate"},
+		{"certificate of no one", untrusted.URL, long, "certificate"},
 		{"no TLS", strings.Replace(serve(nil), "http:", "https:", 1), long, "first record does not look like"},
 		{"hangs in the handshake", strings.Replace(raw(t, holdOpen), "http:", "https:", 1), short, "TLS handshake timeout"},
 		{"is not there", closedPort(t), long, "refused"},

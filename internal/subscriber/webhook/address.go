@@ -85,7 +85,7 @@ func within(addr netip.Addr, list []netip.Prefix) bool {
 }
 
 // guard looks at the address that is really connected to, after the name was resolved and for each
-// connection anew: whatever a name stood for before does not matter.
+// connection again: whatever a name stood for before does not matter.
 func guard(allowPrivate bool) func(network, address string, _ syscall.RawConn) error {
 	return func(_, address string, _ syscall.RawConn) error {
 		addr, err := netip.ParseAddrPort(address)

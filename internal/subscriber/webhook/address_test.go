@@ -163,7 +163,7 @@ func TestWebhook_reachesNoPrivateAddressWhenAnAnswerChanges(t *testing.T) {
 	}
 }
 
-// F-59: a receiver that sends walpost on to somebody else.
+// F-59: a receiver that sends walpost on to someone else.
 func TestWebhook_followsNoRedirect(t *testing.T) {
 	inner := newReceiver(t, nil)
 	target, status := "", 0

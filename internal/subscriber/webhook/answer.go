@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	// maxAnswer is how long a good answer may be. It is read in pieces that nobody keeps, so the limit is only
+	// maxAnswer is how long a good answer may be. It is read in pieces that no one keeps, so the limit is only
 	// against one that does not end: a receiver that answers with a page of HTML has taken the event.
 	maxAnswer = 1 << 20
 	// maxRest is how much of a refusal is read beyond what is kept, so that its connection can be used again;

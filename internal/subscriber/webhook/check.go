@@ -17,7 +17,7 @@ type Problem struct {
 	Err error
 }
 
-// Problems tells all mistakes at once. It connects to nothing and asks nobody.
+// Problems tells all mistakes at once. It connects to nothing and asks no one.
 func (o Options) Problems() []Problem {
 	var problems []Problem
 	add := func(key string, err error) {

@@ -34,7 +34,7 @@ func (h *headers) set(name, value string) {
 	h.Header[name] = h.values[len(h.values)-1 : len(h.values) : len(h.values)]
 }
 
-// setText is set for a value that nobody else keeps.
+// setText is set for a value that no one else keeps.
 func (h *headers) setText(name string, value []byte) string {
 	from := h.text.Len()
 	h.text.Write(value)
@@ -73,7 +73,7 @@ func (w *Webhook) attemptHeader(c *credentials, d subscriber.Delivery) *headers 
 		signatures *= 2
 	}
 	h.text.Grow(96 + signatures)  // and the numbers, and a position
-	maps.Copy(h.Header, c.header) // the values are shared: nobody changes them
+	maps.Copy(h.Header, c.header) // the values are shared: no one changes them
 	var number [20]byte
 	h.setText("Walpost-Attempt", strconv.AppendInt(number[:0], int64(d.Attempt), 10))
 	h.setText("Walpost-Term", strconv.AppendInt(number[:0], d.Term, 10))

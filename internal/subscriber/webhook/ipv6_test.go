@@ -51,7 +51,7 @@ func TestWebhook_reachesTheAddressThatLives(t *testing.T) {
 		port  string
 		asked chan string
 	}{
-		{[]string{"::1", "127.0.0.1"}, four, askedFour},    // nobody listens there
+		{[]string{"::1", "127.0.0.1"}, four, askedFour},    // no one listens there
 		{[]string{"100::1", "127.0.0.1"}, four, askedFour}, // nowhere: what is sent there is thrown away (RFC 6666)
 		{[]string{"127.0.0.1", "::1"}, six, askedSix},
 		{[]string{"127.0.0.1"}, four, askedFour},

@@ -24,7 +24,7 @@ type keys []*key
 type key struct{ pool sync.Pool } // of *signer
 
 // signer makes one signature at a time. Its buffers are used again: what is handed to a hash would be
-// allocated anew each time otherwise.
+// allocated again each time otherwise.
 type signer struct {
 	mac    hash.Hash
 	prefix []byte

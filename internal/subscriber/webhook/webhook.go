@@ -1,7 +1,7 @@
-// Package webhook posts events to an HTTP address of somebody else, signed as Standard Webhooks asks
+// Package webhook posts events to an HTTP address of someone else, signed as Standard Webhooks asks
 // (https://www.standardwebhooks.com). It keeps no state but its connections: what a receiver dedupes on
 // and checks is in the request, and what its answer means is in answer.go. It must never reach an address
-// that nobody allowed; see address.go. docs/webhooks.md is the page for receivers.
+// that no one allowed; see address.go. docs/webhooks.md is the page for receivers.
 package webhook
 
 import (
@@ -120,7 +120,7 @@ func newTransport(o Options) *http.Transport {
 		MaxIdleConns:           connections,
 		MaxIdleConnsPerHost:    connections,
 		IdleConnTimeout:        90 * time.Second,
-		DisableCompression:     true, // nobody looks into the answer, and a small one can unpack to a large one
+		DisableCompression:     true, // no one looks into the answer, and a small one can unpack to a large one
 		MaxResponseHeaderBytes: maxRest,
 	}
 }

@@ -184,7 +184,7 @@ func TestWebhook_signsWithEveryKeySideBySide(t *testing.T) {
 		t.Errorf("%d signatures, want 2", got)
 	}
 	if verify(t, signed, "whsec_"+strings.Repeat("A", 32)) == nil {
-		t.Error("a key that nobody has verifies")
+		t.Error("a key that no one has verifies")
 	}
 	if got := unsigned.header.Values("webhook-signature"); got != nil || unsigned.header.Get("webhook-timestamp") == "" {
 		t.Errorf("without a secret: signatures %q, want none but a timestamp", got)

@@ -6,28 +6,28 @@ import (
 )
 
 const (
-	// gulpSize is how much one read takes at most. It is more than the server sends in gulpWait.
-	gulpSize = 256 << 10
-	// gulpWait is how long the server may fill the socket before the next read, while there is a backlog.
-	gulpWait = 2 * time.Millisecond
+	// readSize is how much one read takes at most. It is more than the server sends in backlogWait.
+	readSize = 256 << 10
+	// backlogWait is how long the server may fill the socket before the next read, while there is a backlog.
+	backlogWait = 2 * time.Millisecond
 	// behind is how old a transaction is, by the server's clock, when its rows are sent, for the stream to
 	// be behind: then a millisecond more does not matter to anybody.
 	behind = 20 * time.Millisecond
-	// busyWait is gulpWait while the stream keeps up, but brings a message every busyEvery or more: some
+	// busyWait is backlogWait while the stream keeps up, but brings a message every busyEvery or more: some
 	// three thousand small transactions a second. It is measured over busySpan.
 	busyWait  = time.Millisecond
 	busyEvery = 100 * time.Microsecond
 	busySpan  = 10 * time.Millisecond
 )
 
-// gulps reads a connection in gulps while the stream is behind or busy, and at once while it is neither.
+// coalescedConn takes several messages with one read while the stream is behind or busy, and at once while it is neither.
 //
 // The server sends every message by itself. A reader that takes each as it comes is woken once per row,
 // and so are the kernel and the server; one that lets a millisecond of them gather is woken a thousand
 // times a second at most, which leaves the cores to those who produce and handle events.
 //
 // It belongs to the goroutine that reads.
-type gulps struct {
+type coalescedConn struct {
 	net.Conn
 	buf    []byte // nil before the stream begins
 	i, n   int    // what of buf is unread
@@ -41,10 +41,10 @@ type gulps struct {
 }
 
 // empty reports whether everything that was read has been taken.
-func (g *gulps) empty() bool { return g.i == g.n }
+func (g *coalescedConn) empty() bool { return g.i == g.n }
 
 // Read implements net.Conn.
-func (g *gulps) Read(p []byte) (int, error) {
+func (g *coalescedConn) Read(p []byte) (int, error) {
 	if g.empty() {
 		if g.buf == nil {
 			return g.Conn.Read(p)
@@ -54,7 +54,7 @@ func (g *gulps) Read(p []byte) (int, error) {
 		}
 		switch {
 		case g.behind:
-			g.rest(gulpWait)
+			g.rest(backlogWait)
 		case g.busy:
 			g.rest(busyWait)
 		}
@@ -75,8 +75,8 @@ func (g *gulps) Read(p []byte) (int, error) {
 }
 
 // rest lets the server fill the socket for a while, unseen: the runtime would be woken for each packet.
-func (g *gulps) rest(wait time.Duration) {
-	setLowWater(g.Conn, gulpSize/2)
+func (g *coalescedConn) rest(wait time.Duration) {
+	setLowWater(g.Conn, readSize/2)
 	time.Sleep(wait)
 	setLowWater(g.Conn, 1)
 }

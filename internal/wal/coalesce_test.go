@@ -27,7 +27,7 @@ func (s *source) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-func TestGulps_readABusyStreamAThousandTimesASecondAndAnyOtherAtOnce(t *testing.T) {
+func TestCoalescedConn_readsABusyStreamAThousandTimesASecondAndAnyOtherAtOnce(t *testing.T) {
 	for _, test := range []struct {
 		name      string
 		every     time.Duration
@@ -37,12 +37,12 @@ func TestGulps_readABusyStreamAThousandTimesASecondAndAnyOtherAtOnce(t *testing.
 	}{
 		{"quiet", time.Millisecond, false, 1000, 1000, 0},
 		{"busy", 20 * time.Microsecond, false, 900, 1600, busyWait},
-		{"behind", 20 * time.Microsecond, true, 450, 550, gulpWait},
+		{"behind", 20 * time.Microsecond, true, 450, 550, backlogWait},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				conn := &source{every: test.every, begun: time.Now()}
-				g := &gulps{Conn: conn, buf: make([]byte, gulpSize), behind: test.behind}
+				g := &coalescedConn{Conn: conn, buf: make([]byte, readSize), behind: test.behind}
 				var longest time.Duration
 				message := make([]byte, 1)
 				for taken := 0; time.Since(conn.begun) < time.Second; taken++ {
