@@ -12,7 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// LastLines is how long the end of the program waits for somebody to read what it has to say.
+// LastLines is how long the end of the program waits for someone to read what it has to say.
 const LastLines = 200 * time.Millisecond
 
 // Service is the log of a command that serves: it never makes the command wait for its reader.
@@ -21,7 +21,7 @@ type Service struct {
 	writer *Writer
 }
 
-// NewService logs to out, which may be a pipe that nobody reads. The caller flushes it in the end.
+// NewService logs to out, which may be a pipe that no one reads. The caller flushes it in the end.
 func NewService(out io.Writer, newHandler func(io.Writer) slog.Handler) Service {
 	// Without this a reader that ends takes the process with it at the next line.
 	// (package os/signal, "SIGPIPE")
@@ -34,7 +34,7 @@ func NewService(out io.Writer, newHandler func(io.Writer) slog.Handler) Service 
 	return Service{slog.New(newHandler(writer)), writer}
 }
 
-// Flush lets the last lines arrive, if somebody reads them.
+// Flush lets the last lines arrive, if someone reads them.
 func (l Service) Flush() { l.writer.Flush(LastLines) }
 
 // Register shows the lines that were dropped as a metric.
