@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/backendstart/walpost/internal/ack"
+	"github.com/backendstart/walpost/internal/admin"
 	"github.com/backendstart/walpost/internal/config"
 	"github.com/backendstart/walpost/internal/doctor"
 	"github.com/backendstart/walpost/internal/lane"
@@ -76,7 +77,7 @@ func limitMemory(options config.Relay) {
 // builtRelay is a relay with what it stands on.
 type builtRelay struct {
 	relay    *relay.Relay
-	desk     *ops.Desk
+	admin    *admin.Service
 	doctor   *doctor.Watcher
 	registry *prometheus.Registry
 	pools    []*postgres.Pool
@@ -110,7 +111,7 @@ func newRelay(ctx context.Context, options config.Relay, mail config.Mail, kinds
 		return nil, err
 	}
 	b.doctor = doctor.NewWatcher(DoctorOptions(options), b.registry, log.Logger)
-	b.desk = NewDesk(b.pools[2], options.Slot, options.Flow)
+	b.admin = NewAdmin(b.pools[2], options.Slot, options.Flow)
 	secrets := SecretsOf(options, mail)
 	subscriptions := make([]relay.Subscription, len(subscribers))
 	for i, sub := range subscribers {
@@ -167,7 +168,7 @@ func (b *builtRelay) close() {
 func (b *builtRelay) ops(window config.Ops, log *slog.Logger) *ops.Server {
 	return ops.New(ops.Options{
 		Listen: window.OpsListen, Token: window.OpsToken.Reveal(),
-		Registry: b.registry, Relay: b.relay, Desk: b.desk, Log: log, Version: Version(),
+		Registry: b.registry, Relay: b.relay, Admin: b.admin, Log: log, Version: Version(),
 	})
 }
 
@@ -194,6 +195,7 @@ func laneOptions(s config.Subscriber) lane.Options {
 	}
 }
 
+// SourcesOf returns the sources of a flow, as package outbox describes them.
 func SourcesOf(flow config.Flow) []*outbox.Source {
 	sources := make([]*outbox.Source, len(flow.Sources))
 	for i, s := range flow.Sources {
@@ -213,12 +215,13 @@ func SourcesOf(flow config.Flow) []*outbox.Source {
 	return sources
 }
 
-func NewDesk(pool *postgres.Pool, slot string, flow config.Flow) *ops.Desk {
+// NewAdmin returns what operators may see and change of a slot.
+func NewAdmin(pool *postgres.Pool, slot string, flow config.Flow) *admin.Service {
 	var names []string
 	for _, s := range flow.Subscribers {
 		names = append(names, s.Name)
 	}
-	return ops.NewDesk(pool, slot, SourcesOf(flow), names).Filtering(func(subscriber, source, eventType string) bool {
+	return admin.New(pool, slot, SourcesOf(flow), names).Filtering(func(subscriber, source, eventType string) bool {
 		at := slices.IndexFunc(flow.Subscribers, func(s config.Subscriber) bool { return s.Name == subscriber })
 		return at < 0 || flow.Subscribers[at].Takes(source, eventType)
 	})

@@ -83,6 +83,7 @@ func webhookOptions(s config.Subscriber) webhook.Options {
 	return o
 }
 
+// Names returns the kinds in the order of their names.
 func (k Kinds) Names() []string { return slices.Sorted(maps.Keys(k)) }
 
 // build makes the subscribers of a flow, in its order. room is what they share.

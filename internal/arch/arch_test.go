@@ -61,12 +61,13 @@ var rooms = []room{
 	{"dispatch", "ack event lane outbox pgoutput"},
 	{"relay", "ack debt dispatch event lane lease outbox pgoutput postgres replay store subscriber wal"},
 	{"doctor", "event outbox postgres store wal"},
-	{"ops", "debt event lane outbox postgres printable relay replay store strictjson wal"},
+	{"admin", "debt event lane outbox postgres relay replay store wal"},
+	{"ops", "admin debt lane postgres printable relay replay store strictjson"},
 
 	// app builds the parts of the program, cli calls it; bench measures with processes of the same program.
-	{"app", "ack config doctor event httpapi lane lease logs mask ops outbox pgserver postgres progress relay subscriber subscriber/webhook"},
+	{"app", "ack admin config doctor event httpapi lane lease logs mask ops outbox pgserver postgres progress relay subscriber subscriber/webhook"},
 	{"bench", "event pgserver postgres subscriber"},
-	{"cli", "app bench config debt doctor httpapi lane logs mask ops postgres printable relay replay subscriber wal"},
+	{"cli", "admin app bench config debt doctor httpapi lane logs mask postgres printable relay replay subscriber wal"},
 
 	// For tests.
 	{"testdb", "pgserver postgres"},

@@ -11,13 +11,13 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/backendstart/walpost/internal/admin"
 	"github.com/backendstart/walpost/internal/config"
-	"github.com/backendstart/walpost/internal/ops"
 	"github.com/backendstart/walpost/internal/relay"
 )
 
 type eventCommand struct {
-	deskOptions
+	adminOptions
 	config.Ask
 	ID string `arg:"" name:"event" help:"Event id."`
 }
@@ -36,18 +36,18 @@ func (c eventCommand) Run(r *run) error {
 	if err != nil {
 		return err
 	}
-	return c.at(r, func(desk *ops.Desk) error {
-		event, err := desk.Event(r.ctx, c.ID)
+	return c.at(r, func(service *admin.Service) error {
+		event, err := service.Event(r.ctx, c.ID)
 		if err != nil {
 			return err
 		}
-		var known ops.Remembered
+		var known admin.Remembered
 		silent := relay.get(r.ctx, "/v1/attempts", url.Values{"event": {c.ID}, "limit": {"10000"}}, &known)
 		if silent == nil {
 			silent = relay.anotherSlot(known.Slot, c.Slot)
 		}
 		if silent == nil {
-			event.Tell(known)
+			event.AddRemembered(known)
 		}
 		if err := event.Known(); err != nil {
 			if silent != nil {
@@ -57,7 +57,7 @@ func (c eventCommand) Run(r *run) error {
 		}
 		if c.JSON {
 			answer := struct {
-				ops.Event
+				admin.Event
 				Unasked string `json:"relay_error,omitempty"`
 			}{Event: event}
 			if silent != nil {
@@ -73,7 +73,7 @@ func (c eventCommand) Run(r *run) error {
 	})
 }
 
-func printEvent(w io.Writer, e ops.Event) {
+func printEvent(w io.Writer, e admin.Event) {
 	for _, row := range e.Rows {
 		printEventRow(w, e.ID, row)
 	}
@@ -113,7 +113,7 @@ func printEvent(w io.Writer, e ops.Event) {
 	}
 }
 
-func printEventRow(w io.Writer, id string, row ops.EventRow) {
+func printEventRow(w io.Writer, id string, row admin.EventRow) {
 	fmt.Fprintf(w, "Event %s of source %s, row %s\n", plain(id, 256), plain(row.Source, 64), plain(row.Row, 80))
 	line := func(name, value string) {
 		if value != "" {
@@ -160,7 +160,7 @@ func compact(body json.RawMessage) string {
 	return plain(line.String(), 2000)
 }
 
-func printStandings(w io.Writer, standings []ops.Standing) {
+func printStandings(w io.Writer, standings []admin.Standing) {
 	if len(standings) == 0 {
 		fmt.Fprintln(w, "No subscriber is recorded at this slot: no relay has streamed from it yet.")
 		return
@@ -184,7 +184,7 @@ func printStandings(w io.Writer, standings []ops.Standing) {
 				next = "in " + age(o.NextAttempt, now)
 			}
 		}
-		unknown = unknown || s.State == ops.Unknown
+		unknown = unknown || s.State == admin.Unknown
 		rows = append(rows, []string{plain(s.Subscriber, 64), plain(s.Source, 64), s.State, effect, attempts, next, plain(reason, 100)})
 	}
 	columns(w, withOccurrences(rows, of))
@@ -231,5 +231,5 @@ func (c eventCommand) Validate() error {
 	if c.ID == "" {
 		id = errors.New("an event id is missing")
 	}
-	return config.Invalid(errors.Join(c.deskOptions.Validate(), id))
+	return config.Invalid(errors.Join(c.adminOptions.Validate(), id))
 }

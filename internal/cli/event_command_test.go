@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/backendstart/walpost/internal/ops"
+	"github.com/backendstart/walpost/internal/admin"
 	"github.com/backendstart/walpost/internal/relay"
 	"github.com/backendstart/walpost/internal/subscriber/subscribertest"
 	"github.com/backendstart/walpost/internal/testdb"
@@ -20,7 +20,7 @@ import (
 const nobody = "http://127.0.0.1:1"
 
 func TestEvent_showsWhatIsStoredAndWhatTheRelayRemembers(t *testing.T) {
-	d := newDeskTest(t)
+	d := newCommandTest(t)
 	d.env["WALPOST_OPS_URL"] = nobody
 	d.fails("event e1", exitFailed, `event "e1" is not known`)
 	relay, url := d.relay()
@@ -36,13 +36,13 @@ func TestEvent_showsWhatIsStoredAndWhatTheRelayRemembers(t *testing.T) {
 	if strings.ContainsRune(bad, '\x1b') {
 		t.Errorf("an error reaches the terminal as it is: %q", bad)
 	}
-	var event ops.Event
+	var event admin.Event
 	d.read("event bad1", &event)
 	states := map[string]string{}
 	for _, s := range event.Deliveries {
 		states[s.Subscriber] = s.State
 	}
-	if states["rec"] != ops.Finished || states["picky"] != ops.Dead || event.Relay == nil || len(event.Relay.Attempts) != 2 {
+	if states["rec"] != admin.Finished || states["picky"] != admin.Dead || event.Relay == nil || len(event.Relay.Attempts) != 2 {
 		t.Errorf("the event is %+v", event)
 	}
 	d.fails("event none", exitFailed, "Retention deletes published rows")
@@ -61,7 +61,7 @@ func TestEvent_showsWhatIsStoredAndWhatTheRelayRemembers(t *testing.T) {
 }
 
 func TestStatus_showsAnOutageFromItsBeginning(t *testing.T) {
-	d := newDeskTest(t)
+	d := newCommandTest(t)
 	d.rec = subscribertest.Failing(-1).Named("rec")
 	relay, url := d.relay()
 	d.env["WALPOST_OPS_URL"] = url
@@ -93,7 +93,7 @@ func TestStatus_showsAnOutageFromItsBeginning(t *testing.T) {
 
 // S-72
 func TestStatus_namesAPositionThatCannotBeTrue(t *testing.T) {
-	d := newDeskTest(t)
+	d := newCommandTest(t)
 	relay, _ := d.relay()
 	d.stop(relay)
 	if text := d.says("status", "rec"); strings.Contains(text, "cannot be") {
@@ -106,11 +106,11 @@ func TestStatus_namesAPositionThatCannotBeTrue(t *testing.T) {
 
 // WAL that others write is confirmed in large steps, and nobody is behind for it.
 func TestStatus_putsNobodyBehindForTheWALOfOthers(t *testing.T) {
-	d := newDeskTest(t)
+	d := newCommandTest(t)
 	relay, url := d.relay()
 	d.env["WALPOST_OPS_URL"] = url
 	const foreign = 2 << 20
-	var status ops.Status
+	var status admin.Status
 	waitFor(t, "a relay that has read on and has not confirmed", func() bool {
 		if d.read("status", &status); status.Slot.LagBytes < foreign {
 			d.Exec(`SELECT pg_logical_emit_message(false, 'others', repeat('x', $1))`, foreign)
@@ -124,7 +124,7 @@ func TestStatus_putsNobodyBehindForTheWALOfOthers(t *testing.T) {
 // On another server, with positions far ahead, a slot may have the same name. Only the answer is made up here, from
 // that of a real relay.
 func TestStatus_doesNotTakeAnotherServersRelayForItsOwn(t *testing.T) {
-	d := newDeskTest(t)
+	d := newCommandTest(t)
 	first, url := d.relay()
 	_, answer := get(t, url+"/progress")
 	var other relay.Progress
@@ -140,7 +140,7 @@ func TestStatus_doesNotTakeAnotherServersRelayForItsOwn(t *testing.T) {
 	defer elsewhere.Close()
 	d.env["WALPOST_OPS_URL"] = elsewhere.URL
 	type answered struct {
-		ops.Status
+		admin.Status
 		Relay *relay.Progress `json:"relay"`
 	}
 
@@ -203,7 +203,7 @@ func TestTail_saysWhyItCannotFollow(t *testing.T) {
 }
 
 func TestTail_printsWhatTheFiltersChoose(t *testing.T) {
-	d := newDeskTest(t)
+	d := newCommandTest(t)
 	relay, url := d.relay()
 	d.env["WALPOST_OPS_URL"] = url
 	d.insert("old", "bad1")
@@ -232,7 +232,7 @@ func TestTail_printsWhatTheFiltersChoose(t *testing.T) {
 		t.Errorf("people read\n%s", people.stdout.String())
 	}
 	for line := range strings.Lines(programs.stdout.String()) {
-		var got ops.Line
+		var got admin.Line
 		if err := json.Unmarshal([]byte(line), &got); err != nil || got.Attempt == nil || got.Key != "k-new" || got.Position == "" {
 			t.Errorf("programs read %s: %v", line, err)
 		}

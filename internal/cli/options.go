@@ -12,16 +12,16 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/backendstart/walpost/internal/admin"
 	"github.com/backendstart/walpost/internal/app"
 	"github.com/backendstart/walpost/internal/config"
 	"github.com/backendstart/walpost/internal/debt"
-	"github.com/backendstart/walpost/internal/ops"
 	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/migrations"
 )
 
-// deskOptions are those of every command for people that works on the tables of schema walpost.
-type deskOptions struct {
+// adminOptions are those of every command for people that works on the tables of schema walpost.
+type adminOptions struct {
 	config.File
 	config.Database
 	Slot string `env:"WALPOST_SLOT" type:"slot" default:"walpost" placeholder:"NAME" help:"Replication slot of the relay."`
@@ -29,18 +29,18 @@ type deskOptions struct {
 }
 
 // Validate is called by kong.
-func (o deskOptions) Validate() error {
+func (o adminOptions) Validate() error {
 	return config.Invalid(needsDSN("database_url", o.DatabaseURL))
 }
 
-// at runs fn at the desk of the database and slot that the options name.
-func (o deskOptions) at(r *run, fn func(*ops.Desk) error) error {
+// at runs fn with the admin service of the database and slot that the options name.
+func (o adminOptions) at(r *run, fn func(*admin.Service) error) error {
 	pool, err := app.OpenDatabase(r.ctx, o.DatabaseURL, "walpost/cli", migrations.Walpost)
 	if err != nil {
 		return err
 	}
 	defer pool.Close()
-	return postgres.Mask(fn(app.NewDesk(pool, o.Slot, r.parser.Flow)), o.DatabaseURL.Live())
+	return postgres.Mask(fn(app.NewAdmin(pool, o.Slot, r.parser.Flow)), o.DatabaseURL.Live())
 }
 
 // reasonOption is for what may be done without a reason.

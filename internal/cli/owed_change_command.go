@@ -9,14 +9,14 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/backendstart/walpost/internal/admin"
 	"github.com/backendstart/walpost/internal/config"
 	"github.com/backendstart/walpost/internal/debt"
-	"github.com/backendstart/walpost/internal/ops"
 )
 
 // choiceOptions choose deliveries to be changed, by their events' ids or by what fits.
 type choiceOptions struct {
-	deskOptions
+	adminOptions
 	filterOptions
 	changeOptions
 	Limit  int      `default:"0" placeholder:"N" help:"Deliveries that are changed at most; 0 is all that fit."`
@@ -29,7 +29,7 @@ func (c choiceOptions) Validate() error {
 	if c.Limit < 0 {
 		limit = errors.New("--limit: must not be negative")
 	}
-	return config.Invalid(errors.Join(c.deskOptions.Validate(), c.check(), limit))
+	return config.Invalid(errors.Join(c.adminOptions.Validate(), c.check(), limit))
 }
 
 // choice is the filter that the options make, if it is one that may be acted on.
@@ -61,13 +61,13 @@ func (c owedRedrive) Run(r *run) error {
 	if err != nil {
 		return err
 	}
-	return c.at(r, func(desk *ops.Desk) error {
+	return c.at(r, func(service *admin.Service) error {
 		if c.DryRun || len(filter.Events) == 0 {
-			counts, at, err := desk.Redrivable(r.ctx, filter)
+			counts, at, err := service.Redrivable(r.ctx, filter)
 			if err != nil {
 				return err
 			}
-			would := ops.WouldRedriveOf(counts, c.Limit)
+			would := admin.WouldRedriveOf(counts, c.Limit)
 			if c.DryRun || would.WouldRedrive == 0 {
 				return c.printWould(r, counts, would)
 			}
@@ -79,7 +79,7 @@ func (c owedRedrive) Run(r *run) error {
 			}
 			filter.Until = earlier(filter.Until, at) // what came since was not counted
 		}
-		redriven, err := desk.Redrive(r.ctx, filter, who(), c.Why)
+		redriven, err := service.Redrive(r.ctx, filter, who(), c.Why)
 		if err != nil {
 			return err
 		}
@@ -98,13 +98,13 @@ func (c owedRedrive) Run(r *run) error {
 }
 
 // printWould says what a redrive would do, or that there is nothing to do.
-func (c owedRedrive) printWould(r *run, counts []debt.Redrivable, would ops.WouldRedrive) error {
+func (c owedRedrive) printWould(r *run, counts []debt.Redrivable, would admin.WouldRedrive) error {
 	var err error
 	switch {
 	case c.DryRun && c.JSON:
 		err = writeJSON(r.Stdout, would)
 	case c.JSON:
-		err = writeJSON(r.Stdout, ops.Redriven{Invalid: would.Invalid, Gone: would.Gone})
+		err = writeJSON(r.Stdout, admin.Redriven{Invalid: would.Invalid, Gone: would.Gone})
 	case len(counts) == 0:
 		_, err = fmt.Fprintln(r.Stdout, "Nothing dead fits; nothing was changed.")
 	default:
@@ -150,12 +150,12 @@ func (c owedDiscard) Run(r *run) error {
 	if err != nil {
 		return err
 	}
-	return c.at(r, func(desk *ops.Desk) error {
-		counts, at, err := desk.Fitting(r.ctx, filter)
+	return c.at(r, func(service *admin.Service) error {
+		counts, at, err := service.Fitting(r.ctx, filter)
 		if err != nil {
 			return err
 		}
-		fitting := ops.Total(counts, c.Limit)
+		fitting := admin.Total(counts, c.Limit)
 		switch {
 		case c.DryRun && c.JSON:
 			return writeJSON(r.Stdout, map[string]any{"would_discard": fitting})
@@ -164,7 +164,7 @@ func (c owedDiscard) Run(r *run) error {
 			_, err := fmt.Fprintf(r.Stdout, "\n%s would be discarded. Nothing was changed.\n", plural(fitting))
 			return err
 		case fitting == 0 && len(filter.Events) == 0 && c.JSON:
-			return writeJSON(r.Stdout, ops.Discarded{})
+			return writeJSON(r.Stdout, admin.Discarded{})
 		case fitting == 0 && (len(filter.Events) == 0 || c.DryRun):
 			_, err := fmt.Fprintln(r.Stdout, "Nothing is owed that fits; nothing was changed.")
 			return err
@@ -177,7 +177,7 @@ func (c owedDiscard) Run(r *run) error {
 			}
 		}
 		filter.Until = earlier(filter.Until, at) // what came since was not counted
-		discarded, err := desk.Discard(r.ctx, filter, who(), c.Why)
+		discarded, err := service.Discard(r.ctx, filter, who(), c.Why)
 		if err != nil {
 			return err
 		}
@@ -203,7 +203,7 @@ func earlier(end, at time.Time) time.Time {
 }
 
 // printAnswers tells of each event that was named what became of it.
-func printAnswers(w io.Writer, answers []ops.Answer) {
+func printAnswers(w io.Writer, answers []admin.Answer) {
 	if len(answers) == 0 {
 		return
 	}
@@ -216,7 +216,7 @@ func printAnswers(w io.Writer, answers []ops.Answer) {
 }
 
 // allOf is an error unless everything that was named has come to one of these ends.
-func allOf(answers []ops.Answer, what string, good ...debt.Fate) error {
+func allOf(answers []admin.Answer, what string, good ...debt.Fate) error {
 	bad := 0
 	for _, a := range answers {
 		if !slices.Contains(good, a.Result) {

@@ -10,10 +10,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/backendstart/walpost/internal/admin"
 	"github.com/backendstart/walpost/internal/config"
 	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/lane"
-	"github.com/backendstart/walpost/internal/ops"
 )
 
 // owedCommand is also `walpost deadletters`, where the state is dead.
@@ -73,13 +73,13 @@ func stateOf(r *run, state string) (lane.State, error) {
 }
 
 type owedList struct {
-	deskOptions
+	adminOptions
 	filterOptions
 	Limit int `default:"100" placeholder:"N" help:"Deliveries that are shown at most."`
 }
 
 func (c owedList) Validate() error {
-	return config.Invalid(errors.Join(c.deskOptions.Validate(), checkLimit(c.Limit)))
+	return config.Invalid(errors.Join(c.adminOptions.Validate(), checkLimit(c.Limit)))
 }
 
 func (c owedList) Run(r *run) error {
@@ -88,8 +88,8 @@ func (c owedList) Run(r *run) error {
 		return err
 	}
 	filter.Limit = c.Limit
-	return c.at(r, func(desk *ops.Desk) error {
-		deliveries, more, err := desk.Owed(r.ctx, filter)
+	return c.at(r, func(service *admin.Service) error {
+		deliveries, more, err := service.Owed(r.ctx, filter)
 		if err != nil {
 			return err
 		}
@@ -101,7 +101,7 @@ func (c owedList) Run(r *run) error {
 	})
 }
 
-func printOwed(w io.Writer, deliveries []ops.Delivery, more bool) {
+func printOwed(w io.Writer, deliveries []admin.Delivery, more bool) {
 	if len(deliveries) == 0 {
 		fmt.Fprintln(w, "Nothing is owed that fits.")
 		return
@@ -125,7 +125,7 @@ func printOwed(w io.Writer, deliveries []ops.Delivery, more bool) {
 }
 
 type owedShow struct {
-	deskOptions
+	adminOptions
 	Event string `arg:"" help:"Event id."`
 }
 
@@ -138,8 +138,8 @@ func (c owedShow) Run(r *run) error {
 	if err != nil {
 		return err
 	}
-	return c.at(r, func(desk *ops.Desk) error {
-		deliveries, err := desk.Show(r.ctx, c.Event)
+	return c.at(r, func(service *admin.Service) error {
+		deliveries, err := service.Show(r.ctx, c.Event)
 		if err != nil {
 			return err
 		}
@@ -155,7 +155,7 @@ func (c owedShow) Run(r *run) error {
 	})
 }
 
-func printDelivery(w io.Writer, d ops.Delivery) {
+func printDelivery(w io.Writer, d admin.Delivery) {
 	now := time.Now()
 	line := func(name, text string) {
 		if text != "" {
@@ -205,7 +205,7 @@ func indented(body json.RawMessage) string {
 }
 
 type owedAdd struct {
-	deskOptions
+	adminOptions
 	reasonOption
 	Subscriber string   `required:"" placeholder:"NAME" help:"Who is owed the events."`
 	State      string   `enum:",waiting,dead" default:"" placeholder:"STATE" help:"waiting or dead; without it what the command says: owed waiting, deadletters dead."`
@@ -224,7 +224,7 @@ func (c owedAdd) Validate() error {
 	if c.Why == "" {
 		why = errNoReason
 	}
-	return config.Invalid(errors.Join(c.deskOptions.Validate(), why))
+	return config.Invalid(errors.Join(c.adminOptions.Validate(), why))
 }
 
 func (c owedAdd) Run(r *run) error {
@@ -235,8 +235,8 @@ func (c owedAdd) Run(r *run) error {
 	if state == "" {
 		state = lane.StateWaiting
 	}
-	return c.at(r, func(desk *ops.Desk) error {
-		added, err := desk.Add(r.ctx, c.Subscriber, c.Events, state, who(), c.Why)
+	return c.at(r, func(service *admin.Service) error {
+		added, err := service.Add(r.ctx, c.Subscriber, c.Events, state, who(), c.Why)
 		if err != nil {
 			return err
 		}

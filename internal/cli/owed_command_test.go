@@ -20,8 +20,8 @@ import (
 	"github.com/backendstart/walpost/internal/testprogram"
 )
 
-// deskTest is a database with the commands for people. rec takes every event, picky none that has "bad" in its id.
-type deskTest struct {
+// commandTest is a database with the commands for people. rec takes every event, picky none that has "bad" in its id.
+type commandTest struct {
 	*testdb.DB
 	t   *testing.T
 	rec *subscribertest.Fake
@@ -30,11 +30,11 @@ type deskTest struct {
 	mended atomic.Bool
 }
 
-func newDeskTest(t *testing.T) *deskTest {
+func newCommandTest(t *testing.T) *commandTest {
 	t.Helper()
 	t.Chdir(t.TempDir())
 	db := testdb.New(t)
-	d := &deskTest{DB: db, t: t, rec: subscribertest.Recording().Named("rec"), env: map[string]string{
+	d := &commandTest{DB: db, t: t, rec: subscribertest.Recording().Named("rec"), env: map[string]string{
 		"WALPOST_DATABASE_URL": db.DSN, "WALPOST_SLOT": db.Name, "WALPOST_CONFIG": filepath.Join(t.TempDir(), "walpost.yaml"),
 	}}
 	d.configure("rec", "picky")
@@ -42,7 +42,7 @@ func newDeskTest(t *testing.T) *deskTest {
 }
 
 // configure writes a file that names these subscribers.
-func (d *deskTest) configure(names ...string) {
+func (d *commandTest) configure(names ...string) {
 	d.t.Helper()
 	text := "subscribers:\n"
 	for _, name := range names {
@@ -53,7 +53,7 @@ func (d *deskTest) configure(names ...string) {
 	}
 }
 
-func (d *deskTest) kinds() app.Kinds {
+func (d *commandTest) kinds() app.Kinds {
 	picky := subscribertest.Handling("picky", func(_ context.Context, delivery subscriber.Delivery) error {
 		if strings.Contains(delivery.ID, "bad") && !d.mended.Load() {
 			return subscriber.Permanent(errors.New("no such user\x1b[2J"))
@@ -67,7 +67,7 @@ func (d *deskTest) kinds() app.Kinds {
 }
 
 // relay starts a relay and waits until it streams. It returns the URL of its ops server.
-func (d *deskTest) relay() (*program, string) {
+func (d *commandTest) relay() (*program, string) {
 	d.t.Helper()
 	p := start(d.t, d.kinds(), d.env, "relay", "--ops-listen=127.0.0.1:0", "--log-format=json")
 	// A first start with very many rows takes its time on a busy machine.
@@ -78,7 +78,7 @@ func (d *deskTest) relay() (*program, string) {
 }
 
 // stop stops a relay, and waits until the server knows.
-func (d *deskTest) stop(relay *program) {
+func (d *commandTest) stop(relay *program) {
 	d.t.Helper()
 	relay.stop()
 	if code := <-relay.exited; code != exitFine {
@@ -89,7 +89,7 @@ func (d *deskTest) stop(relay *program) {
 	})
 }
 
-func (d *deskTest) insert(ids ...string) {
+func (d *commandTest) insert(ids ...string) {
 	d.t.Helper()
 	for _, id := range ids {
 		d.Exec(`INSERT INTO outbox (event_id, event_type, partition_key, payload) VALUES ($1::text, 'lesson.completed', 'k-' || $1::text, '{"n": 12345678901234567890}')`, id)
@@ -97,7 +97,7 @@ func (d *deskTest) insert(ids ...string) {
 }
 
 // run runs a command to its end. Words of the command are separated by spaces, and arguments follow.
-func (d *deskTest) run(command string, args ...string) (code int, stdout, stderr string) {
+func (d *commandTest) run(command string, args ...string) (code int, stdout, stderr string) {
 	d.t.Helper()
 	p := start(d.t, d.kinds(), d.env, append(strings.Fields(command), args...)...)
 	code = <-p.exited
@@ -105,7 +105,7 @@ func (d *deskTest) run(command string, args ...string) (code int, stdout, stderr
 }
 
 // says runs a command that must end well and say all of want.
-func (d *deskTest) says(command string, want ...string) string {
+func (d *commandTest) says(command string, want ...string) string {
 	d.t.Helper()
 	code, stdout, stderr := d.run(command)
 	if code != exitFine || stderr != "" {
@@ -120,7 +120,7 @@ func (d *deskTest) says(command string, want ...string) string {
 }
 
 // fails runs a command that must end with an exit code and say why.
-func (d *deskTest) fails(command string, code int, why string) {
+func (d *commandTest) fails(command string, code int, why string) {
 	d.t.Helper()
 	got, stdout, stderr := d.run(command)
 	if got != code || !strings.Contains(stderr, why) || stdout != "" {
@@ -129,7 +129,7 @@ func (d *deskTest) fails(command string, code int, why string) {
 }
 
 // read runs a command with --json and reads what it prints.
-func (d *deskTest) read(command string, into any) {
+func (d *commandTest) read(command string, into any) {
 	d.t.Helper()
 	if err := json.Unmarshal([]byte(d.says(command+" --json")), into); err != nil {
 		d.t.Errorf("walpost %s --json: %v", command, err)
@@ -137,7 +137,7 @@ func (d *deskTest) read(command string, into any) {
 }
 
 // owed lists what fits as subscriber/event/state.
-func (d *deskTest) owed(filter string) string {
+func (d *commandTest) owed(filter string) string {
 	d.t.Helper()
 	var list struct {
 		Owed []struct{ Subscriber, Event, State string }
@@ -150,8 +150,8 @@ func (d *deskTest) owed(filter string) string {
 	return strings.Join(owed, " ")
 }
 
-func TestDesk_pausesChangesAndResumesARunningRelay(t *testing.T) {
-	d := newDeskTest(t)
+func TestCommands_pausesChangesAndResumesARunningRelay(t *testing.T) {
+	d := newCommandTest(t)
 	relay, ops := d.relay()
 	d.insert("e1")
 	d.rec.AwaitDelivered(t, 1)
@@ -206,8 +206,8 @@ func TestDesk_pausesChangesAndResumesARunningRelay(t *testing.T) {
 	d.says("status", "nobody reads the slot", "Nothing is owed")
 }
 
-func TestDesk_showsAndDiscardsDeadLettersWithoutARelay(t *testing.T) {
-	d := newDeskTest(t)
+func TestCommands_showsAndDiscardsDeadLettersWithoutARelay(t *testing.T) {
+	d := newCommandTest(t)
 	relay, _ := d.relay()
 	d.insert("bad1", "bad2", "good")
 	d.rec.AwaitDelivered(t, 3)
@@ -258,8 +258,8 @@ func TestDesk_showsAndDiscardsDeadLettersWithoutARelay(t *testing.T) {
 
 // F-16: what is dead is sent again by a command, by the relay that runs and by the next one; an event is
 // told what becomes of it.
-func TestDesk_redrivesDeadLettersWithAndWithoutARelay(t *testing.T) {
-	d := newDeskTest(t)
+func TestCommands_redrivesDeadLettersWithAndWithoutARelay(t *testing.T) {
+	d := newCommandTest(t)
 	relay, _ := d.relay()
 	d.insert("bad1", "bad2", "bad3", "good")
 	d.rec.AwaitDelivered(t, 4)
@@ -298,8 +298,8 @@ func TestDesk_redrivesDeadLettersWithAndWithoutARelay(t *testing.T) {
 	d.stop(relay)
 }
 
-func TestDesk_forgetsOnlyWhoHasLeft(t *testing.T) {
-	d := newDeskTest(t)
+func TestCommands_forgetsOnlyWhoHasLeft(t *testing.T) {
+	d := newCommandTest(t)
 	d.says("subscribers list", "No subscriber is recorded")
 	d.says("status", "does not exist, and no relay has used that name", "No relay has led yet")
 	relay, _ := d.relay()

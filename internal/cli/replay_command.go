@@ -8,8 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/backendstart/walpost/internal/admin"
 	"github.com/backendstart/walpost/internal/config"
-	"github.com/backendstart/walpost/internal/ops"
 	"github.com/backendstart/walpost/internal/replay"
 )
 
@@ -30,7 +30,7 @@ func (replayCommand) Help() string {
 }
 
 type replayStart struct {
-	deskOptions
+	adminOptions
 	changeOptions
 	Subscriber string `arg:"" help:"Who gets the events."`
 	Since      when   `placeholder:"TIME" help:"Events since, by their own time: 2026-01-31T15:04:05Z, or how long ago: 30m, 2h, 7d."`
@@ -53,7 +53,7 @@ An effect that was done once is skipped by the subscriber's inbox, where it has 
 
 // Validate is called by kong.
 func (c replayStart) Validate() error {
-	return config.Invalid(errors.Join(c.deskOptions.Validate(), c.check(), c.request().Check()))
+	return config.Invalid(errors.Join(c.adminOptions.Validate(), c.check(), c.request().Check()))
 }
 
 func (c replayStart) request() replay.Request {
@@ -65,8 +65,8 @@ func (c replayStart) request() replay.Request {
 
 func (c replayStart) Run(r *run) error {
 	request := c.request()
-	return c.at(r, func(desk *ops.Desk) error {
-		estimate, err := desk.EstimateReplay(r.ctx, request)
+	return c.at(r, func(service *admin.Service) error {
+		estimate, err := service.EstimateReplay(r.ctx, request)
 		if err != nil {
 			return err
 		}
@@ -90,17 +90,17 @@ func (c replayStart) Run(r *run) error {
 		if err := c.ask(r, "Send them again?"); err != nil {
 			return err
 		}
-		asked, err := desk.Replay(r.ctx, request, estimate, who(), c.Why)
+		asked, err := service.Replay(r.ctx, request, estimate, who(), c.Why)
 		if err != nil {
 			return err
 		}
-		return c.follow(r, desk, estimate, asked)
+		return c.follow(r, service, estimate, asked)
 	})
 }
 
 // follow waits until a replay is over, unless nobody wants to wait or nobody does it.
-func (c replayStart) follow(r *run, desk *ops.Desk, estimate replay.Estimate, asked replay.Replay) error {
-	status, err := desk.Status(r.ctx)
+func (c replayStart) follow(r *run, service *admin.Service, estimate replay.Estimate, asked replay.Replay) error {
+	status, err := service.Status(r.ctx)
 	if err != nil {
 		return fmt.Errorf("replay %d is recorded, but: %w", asked.ID, err)
 	}
@@ -133,7 +133,7 @@ func (c replayStart) follow(r *run, desk *ops.Desk, estimate replay.Estimate, as
 			fmt.Fprintf(r.Stderr, "\nReplay %d goes on without you. See how far it is: walpost replay list. End it: walpost replay cancel %[1]d\n", asked.ID)
 			return nil
 		}
-		found, err := desk.FindReplay(r.ctx, asked.ID)
+		found, err := service.FindReplay(r.ctx, asked.ID)
 		switch {
 		case err == nil:
 			at = found
@@ -233,17 +233,17 @@ func printReplay(w io.Writer, at replay.Replay) {
 }
 
 type replayList struct {
-	deskOptions
+	adminOptions
 	Limit int `default:"20" placeholder:"N" help:"Replays that are shown at most."`
 }
 
 func (c replayList) Validate() error {
-	return config.Invalid(errors.Join(c.deskOptions.Validate(), checkLimit(c.Limit)))
+	return config.Invalid(errors.Join(c.adminOptions.Validate(), checkLimit(c.Limit)))
 }
 
 func (c replayList) Run(r *run) error {
-	return c.at(r, func(desk *ops.Desk) error {
-		replays, err := desk.Replays(r.ctx, c.Limit)
+	return c.at(r, func(service *admin.Service) error {
+		replays, err := service.Replays(r.ctx, c.Limit)
 		switch {
 		case err != nil:
 			return err
@@ -291,7 +291,7 @@ func timeOf(t time.Time) string {
 }
 
 type replayCancel struct {
-	deskOptions
+	adminOptions
 	reasonOption
 	ID int64 `arg:"" name:"replay" help:"Number of the replay; walpost replay list shows it."`
 }
@@ -301,8 +301,8 @@ func (replayCancel) Help() string {
 }
 
 func (c replayCancel) Run(r *run) error {
-	return c.at(r, func(desk *ops.Desk) error {
-		cancelled, err := desk.CancelReplay(r.ctx, c.ID, who(), c.Why)
+	return c.at(r, func(service *admin.Service) error {
+		cancelled, err := service.CancelReplay(r.ctx, c.ID, who(), c.Why)
 		if err != nil {
 			return err
 		}

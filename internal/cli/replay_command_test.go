@@ -24,7 +24,7 @@ func replayed(fake *subscribertest.Fake) string {
 }
 
 // replay runs `walpost replay` and checks what it says and how it ends.
-func (d *deskTest) replay(args string, code int, want ...string) {
+func (d *commandTest) replay(args string, code int, want ...string) {
 	d.t.Helper()
 	got, stdout, stderr := d.run("replay "+args, "--why=its database was restored")
 	if got != code {
@@ -38,7 +38,7 @@ func (d *deskTest) replay(args string, code int, want ...string) {
 }
 
 func TestReplay_ofARunningRelay(t *testing.T) {
-	d := newDeskTest(t)
+	d := newCommandTest(t)
 	relay, ops := d.relay()
 	d.Exec(`INSERT INTO outbox (event_id, event_type, partition_key, payload, created_at)
 		SELECT id, 'lesson.completed', 'k-' || id, '{}', '2026-01-01Z'::timestamptz + n * interval '1 hour'

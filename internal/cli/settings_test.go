@@ -47,7 +47,7 @@ func friendly(db *testdb.DB) string {
 // start, its marks, a repair and every command take as long as they need in a database whose settings are all against
 // us, and none of them begins again for ever.
 func TestProgram_worksWhateverTheDatabaseSets(t *testing.T) {
-	d := newDeskTest(t)
+	d := newCommandTest(t)
 	waiting := int64(20_000)
 	if os.Getenv("WALPOST_ROUNDS") != "" {
 		waiting = 100_000
@@ -156,7 +156,7 @@ func TestProgram_speaksUTF8WithDatabasesOfOtherEncodings(t *testing.T) {
 
 // S-84: with one session, a first start over rows that wait would wait for itself; with as many as are asked for it does not.
 func TestProgram_refusesAPoolThatIsTooSmall(t *testing.T) {
-	d := newDeskTest(t)
+	d := newCommandTest(t)
 	d.insert("e1")
 	url := d.env["WALPOST_DATABASE_URL"]
 	d.env["WALPOST_DATABASE_URL"] = url + "&pool_max_conns=1"

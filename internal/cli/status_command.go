@@ -7,13 +7,13 @@ import (
 	"strings"
 	"time"
 
+	"github.com/backendstart/walpost/internal/admin"
 	"github.com/backendstart/walpost/internal/config"
-	"github.com/backendstart/walpost/internal/ops"
 	"github.com/backendstart/walpost/internal/relay"
 )
 
 type statusCommand struct {
-	deskOptions
+	adminOptions
 	config.Ask
 }
 
@@ -33,8 +33,8 @@ func (c statusCommand) Run(r *run) error {
 	if err != nil {
 		return err
 	}
-	return c.at(r, func(desk *ops.Desk) error {
-		status, err := desk.Status(r.ctx)
+	return c.at(r, func(service *admin.Service) error {
+		status, err := service.Status(r.ctx)
 		if err != nil {
 			return err
 		}
@@ -43,17 +43,17 @@ func (c statusCommand) Run(r *run) error {
 		if silent == nil {
 			silent = running.anotherSlot(progress.Slot, c.Slot)
 		}
-		if silent == nil && progress.State == relay.Streaming && !status.ReadBy(*progress) {
+		if silent == nil && progress.State == relay.Streaming && !status.IsReadBy(*progress) {
 			silent = running.anotherServer(c.Slot)
 		}
 		if silent != nil {
 			progress = nil
 		} else {
-			status.Tell(*progress)
+			status.AddProgress(*progress)
 		}
 		if c.JSON {
 			return writeJSON(r.Stdout, struct {
-				ops.Status
+				admin.Status
 				Relay *relay.Progress `json:"relay,omitempty"` // nil where none answers
 			}{status, progress})
 		}
@@ -107,7 +107,7 @@ func printProgress(w io.Writer, now time.Time, p relay.Progress) {
 	}
 }
 
-func printStatus(w io.Writer, s ops.Status) {
+func printStatus(w io.Writer, s admin.Status) {
 	slot := s.Slot
 	switch {
 	case !slot.Exists && slot.State == "":
@@ -148,7 +148,7 @@ func printStatus(w io.Writer, s ops.Status) {
 	printSubscribers(w, s)
 }
 
-func printSubscribers(w io.Writer, s ops.Status) {
+func printSubscribers(w io.Writer, s admin.Status) {
 	if len(s.Subscribers) == 0 {
 		fmt.Fprintln(w, "No subscriber is recorded: a relay records them when it starts to stream.")
 		return
@@ -157,7 +157,7 @@ func printSubscribers(w io.Writer, s ops.Status) {
 	var waiting, dead int64
 	for _, sub := range s.Subscribers {
 		state, behind, holds := sub.State, size(float64(sub.LagBytes)), size(float64(sub.HoldingWALBytes))
-		if state == ops.Gone {
+		if state == admin.Gone {
 			state, behind, holds = "gone for "+age(s.At, sub.GoneAt), "-", "-"
 		}
 		rows = append(rows, []string{

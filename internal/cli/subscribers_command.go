@@ -5,9 +5,9 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/backendstart/walpost/internal/admin"
 	"github.com/backendstart/walpost/internal/config"
 	"github.com/backendstart/walpost/internal/debt"
-	"github.com/backendstart/walpost/internal/ops"
 )
 
 type subscribersCommand struct {
@@ -26,11 +26,11 @@ func (subscribersCommand) Help() string {
   walpost subscribers forget billing --dry-run`
 }
 
-type subscribersList struct{ deskOptions }
+type subscribersList struct{ adminOptions }
 
 func (c subscribersList) Run(r *run) error {
-	return c.at(r, func(desk *ops.Desk) error {
-		status, err := desk.Status(r.ctx)
+	return c.at(r, func(service *admin.Service) error {
+		status, err := service.Status(r.ctx)
 		if err != nil {
 			return err
 		}
@@ -43,7 +43,7 @@ func (c subscribersList) Run(r *run) error {
 }
 
 type subscribersPause struct {
-	deskOptions
+	adminOptions
 	reasonOption
 	Name string `arg:"" help:"Subscriber."`
 }
@@ -53,12 +53,12 @@ func (subscribersPause) Help() string {
 }
 
 func (c subscribersPause) Run(r *run) error {
-	return c.change(r, c.Name, c.Why, ops.Paused, (*ops.Desk).Pause,
+	return c.change(r, c.Name, c.Why, admin.Paused, (*admin.Service).Pause,
 		"%s is paused. A running relay sees that within 2 seconds; from then on its events are recorded as owed and hold WAL up to wal_budget.\n")
 }
 
 type subscribersResume struct {
-	deskOptions
+	adminOptions
 	reasonOption
 	Name string `arg:"" help:"Subscriber."`
 }
@@ -68,13 +68,13 @@ func (subscribersResume) Help() string {
 }
 
 func (c subscribersResume) Run(r *run) error {
-	return c.change(r, c.Name, c.Why, ops.Live, (*ops.Desk).Resume,
+	return c.change(r, c.Name, c.Why, admin.Live, (*admin.Service).Resume,
 		"%s is resumed. A running relay sees that within 2 seconds and pays what is owed first, in order.\n")
 }
 
-func (o deskOptions) change(r *run, name, why, state string, change func(*ops.Desk, context.Context, string, string, string) error, done string) error {
-	return o.at(r, func(desk *ops.Desk) error {
-		if err := change(desk, r.ctx, name, who(), why); err != nil {
+func (o adminOptions) change(r *run, name, why, state string, change func(*admin.Service, context.Context, string, string, string) error, done string) error {
+	return o.at(r, func(service *admin.Service) error {
+		if err := change(service, r.ctx, name, who(), why); err != nil {
 			return err
 		}
 		if o.JSON {
@@ -86,7 +86,7 @@ func (o deskOptions) change(r *run, name, why, state string, change func(*ops.De
 }
 
 type subscribersForget struct {
-	deskOptions
+	adminOptions
 	changeOptions
 	Name string `arg:"" help:"Subscriber."`
 }
@@ -99,19 +99,19 @@ func (subscribersForget) Help() string {
 }
 
 func (c subscribersForget) Validate() error {
-	return config.Invalid(errors.Join(c.deskOptions.Validate(), c.check()))
+	return config.Invalid(errors.Join(c.adminOptions.Validate(), c.check()))
 }
 
 func (c subscribersForget) Run(r *run) error {
-	return c.at(r, func(desk *ops.Desk) error {
-		if err := desk.Forgettable(r.ctx, c.Name); err != nil {
+	return c.at(r, func(service *admin.Service) error {
+		if err := service.Forgettable(r.ctx, c.Name); err != nil {
 			return err
 		}
-		counts, _, err := desk.Fitting(r.ctx, debt.Filter{Subscriber: c.Name})
+		counts, _, err := service.Fitting(r.ctx, debt.Filter{Subscriber: c.Name})
 		if err != nil {
 			return err
 		}
-		owed := ops.Total(counts, 0)
+		owed := admin.Total(counts, 0)
 		switch {
 		case c.DryRun && c.JSON:
 			return writeJSON(r.Stdout, map[string]any{"subscriber": c.Name, "would_discard": owed})
@@ -122,7 +122,7 @@ func (c subscribersForget) Run(r *run) error {
 		if err := c.ask(r, fmt.Sprintf("Forget %s, with %s that it is owed?", plain(c.Name, 64), plural(owed))); err != nil {
 			return err
 		}
-		if err := desk.Forget(r.ctx, c.Name, who(), c.Why); err != nil {
+		if err := service.Forget(r.ctx, c.Name, who(), c.Why); err != nil {
 			return err
 		}
 		if c.JSON {

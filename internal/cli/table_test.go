@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"log/slog"
 	"strings"
 	"testing"
 
@@ -10,8 +9,6 @@ import (
 
 	"github.com/backendstart/walpost/internal/relay"
 )
-
-var discard = slog.New(slog.DiscardHandler)
 
 // standing is a relay that stands as it says.
 type standing relay.Progress

@@ -11,8 +11,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/backendstart/walpost/internal/admin"
 	"github.com/backendstart/walpost/internal/config"
-	"github.com/backendstart/walpost/internal/ops"
 	"github.com/backendstart/walpost/internal/relay"
 )
 
@@ -122,7 +122,7 @@ func (t *tail) print(stream io.Reader) error {
 	lines := json.NewDecoder(stream)
 	for {
 		var raw json.RawMessage
-		var line ops.Line
+		var line admin.Line
 		if err := lines.Decode(&raw); err != nil {
 			return err
 		}

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/backendstart/walpost/internal/admin"
 	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/printable"
@@ -26,29 +27,6 @@ const (
 	// lastWrite is how long a stop waits for a stream that nobody reads.
 	lastWrite = 100 * time.Millisecond
 )
-
-// Remembered is the answer of GET /v1/attempts.
-type Remembered struct {
-	Slot string `json:"slot"` // of the relay that answers
-	// Since is the time of the oldest attempt that the relay remembers, zero while there was none.
-	Since time.Time `json:"since,omitzero"`
-	// Attempts are in the order in which they ended.
-	Attempts []relay.Attempt `json:"attempts"`
-	// Open are the subscribers for which the relay has the event in hand, where one was asked for, and InHand says
-	// which events with that id these are.
-	Open   []string             `json:"open,omitempty"`
-	InHand []relay.OpenDelivery `json:"in_hand,omitempty"`
-}
-
-// Line is one line of a stream: an attempt, or one of the two numbers.
-type Line struct {
-	*relay.Attempt
-	// Missed is how many attempts the reader was too slow for: of the whole relay, because nobody knows
-	// whether the filter would have chosen them.
-	Missed uint64 `json:"missed,omitempty"`
-	// After is up to which Seq everything was looked at, sent while there is nothing else to send.
-	After uint64 `json:"after,omitempty"`
-}
 
 // attemptsQuery is the query of GET /v1/attempts.
 type attemptsQuery struct {
@@ -120,9 +98,9 @@ func (s *Server) attempts(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func (s *Server) remembered(filter relay.AttemptFilter, limit int) Remembered {
+func (s *Server) remembered(filter relay.AttemptFilter, limit int) admin.Remembered {
 	of := s.options.Relay
-	answer := Remembered{Slot: of.Progress().Slot}
+	answer := admin.Remembered{Slot: of.Progress().Slot}
 	answer.Attempts, answer.Since, _ = of.Attempts().Last(limit, filter)
 	if answer.Attempts == nil {
 		answer.Attempts = []relay.Attempt{} // an empty list is [] in JSON
@@ -209,17 +187,17 @@ func (s *Server) send(ctx context.Context, w io.Writer, stream *http.ResponseCon
 	lines := json.NewEncoder(&printable.Writer{Out: w})
 	lines.SetEscapeHTML(false)
 	if page.Missed > 0 {
-		if err := lines.Encode(Line{Missed: page.Missed}); err != nil {
+		if err := lines.Encode(admin.Line{Missed: page.Missed}); err != nil {
 			return err
 		}
 	}
 	for i := range page.Attempts {
-		if err := lines.Encode(Line{Attempt: &page.Attempts[i]}); err != nil {
+		if err := lines.Encode(admin.Line{Attempt: &page.Attempts[i]}); err != nil {
 			return err
 		}
 	}
 	if page.Missed == 0 && len(page.Attempts) == 0 {
-		if err := lines.Encode(Line{After: page.Next - 1}); err != nil {
+		if err := lines.Encode(admin.Line{After: page.Next - 1}); err != nil {
 			return err
 		}
 	}

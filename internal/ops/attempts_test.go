@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/backendstart/walpost/internal/admin"
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/relay"
@@ -48,7 +49,7 @@ func TestAttempts_areListedAsTheFilterSays(t *testing.T) {
 		"?type=lesson.completed&limit=2": "billing/e1 billing/e2",
 		"?event=e1&outcome=delivered":    "analytics/e1",
 	} {
-		var answer Remembered
+		var answer admin.Remembered
 		got := get(server, "/v1/attempts"+query, "")
 		if err := json.Unmarshal(got.Body.Bytes(), &answer); err != nil || got.Code != http.StatusOK {
 			t.Fatalf("%s: %d %s: %v", query, got.Code, got.Body, err)
@@ -135,10 +136,10 @@ func follow(t *testing.T, url string) *bufio.Scanner {
 }
 
 // next returns the next line that is no sign of life, and how many of those came before it.
-func next(t *testing.T, lines *bufio.Scanner) (line Line, beats int) {
+func next(t *testing.T, lines *bufio.Scanner) (line admin.Line, beats int) {
 	t.Helper()
 	for lines.Scan() {
-		line = Line{}
+		line = admin.Line{}
 		if err := json.Unmarshal(lines.Bytes(), &line); err != nil {
 			t.Fatalf("line %s: %v", lines.Text(), err)
 		}

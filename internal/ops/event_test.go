@@ -32,7 +32,7 @@ func TestEvent_tellsHowFarEachSubscriberIs(t *testing.T) {
 	for _, name := range []string{"mail", "search"} {
 		c.Exec(`INSERT INTO walpost.subscribers (slot, name) VALUES ('walpost', $1)`, name)
 	}
-	c.server.options.Desk.Filtering(func(subscriber, _, _ string) bool { return subscriber != "search" })
+	c.server.options.Admin.Filtering(func(subscriber, _, _ string) bool { return subscriber != "search" })
 	check := func(id, want string) {
 		t.Helper()
 		if got := c.standings(t, id); got != want {

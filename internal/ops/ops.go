@@ -1,7 +1,5 @@
-// Package ops is the relay's window for machines and people: health, progress and metrics, and the desk
-// where people see what is owed and change it (desk.go), over HTTP and for the command line. It never
-// calls a subscriber: what people change are rows that the relay finds. Who may see and change what is
-// decided in access.go. What it shows is made in packages relay and debt.
+// Package ops serves the relay's health, progress and metrics, and below /v1 what package admin offers to operators,
+// over HTTP. Who may see and change what is decided in access.go. It never calls a subscriber.
 package ops
 
 import (
@@ -19,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/backendstart/walpost/internal/admin"
 	"github.com/backendstart/walpost/internal/printable"
 	"github.com/backendstart/walpost/internal/relay"
 )
@@ -43,7 +42,7 @@ type Options struct {
 	Token    string
 	Registry *prometheus.Registry
 	Relay    Relay
-	Desk     *Desk
+	Admin    *admin.Service
 	Log      *slog.Logger
 	Version  string
 }
@@ -98,7 +97,7 @@ func New(options Options) *Server {
 		Timeout:             writeTimeout - time.Second,
 	}))
 	s.mux.HandleFunc("GET /v1/attempts", s.attempts)
-	s.routeDesk()
+	s.routeV1()
 	return s
 }
 

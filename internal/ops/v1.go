@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/backendstart/walpost/internal/admin"
 	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/postgres"
@@ -19,22 +20,22 @@ import (
 const (
 	// maxBody is room for a thousand event ids of the greatest length.
 	maxBody = 1 << 20
-	// deskTimeout ends a request before its answer could not be sent any more.
-	deskTimeout = writeTimeout - time.Second
+	// requestTimeout ends a request before its answer could not be sent any more.
+	requestTimeout = writeTimeout - time.Second
 	// How many deliveries GET /v1/owed returns where nobody says it, and at most.
 	defaultLimit, maxLimit = 100, 1000
 )
 
-// routeDesk adds the routes below /v1.
-func (s *Server) routeDesk() {
+// routeV1 adds the routes below /v1.
+func (s *Server) routeV1() {
 	route := func(pattern string, answer func(context.Context, *http.Request) (any, error)) {
-		s.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) { s.serveDesk(w, r, withoutQuery(answer)) })
+		s.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) { s.serveV1(w, r, withoutQuery(answer)) })
 	}
-	desk := s.options.Desk
-	told := func(ctx context.Context) (Status, error) {
-		status, err := desk.Status(ctx)
+	service := s.options.Admin
+	told := func(ctx context.Context) (admin.Status, error) {
+		status, err := service.Status(ctx)
 		if err == nil {
-			status.Tell(s.options.Relay.Progress())
+			status.AddProgress(s.options.Relay.Progress())
 		}
 		return status, err
 	}
@@ -43,22 +44,22 @@ func (s *Server) routeDesk() {
 		status, err := told(ctx)
 		return map[string]any{"subscribers": status.Subscribers}, err
 	})
-	route("POST /v1/subscribers/{name}/pause", changeState(desk.Pause, Paused))
-	route("POST /v1/subscribers/{name}/resume", changeState(desk.Resume, Live))
+	route("POST /v1/subscribers/{name}/pause", changeState(service.Pause, admin.Paused))
+	route("POST /v1/subscribers/{name}/resume", changeState(service.Resume, admin.Live))
 	s.mux.HandleFunc("GET /v1/owed", func(w http.ResponseWriter, r *http.Request) {
-		s.serveDesk(w, r, s.listOwed)
+		s.serveV1(w, r, s.listOwed)
 	})
 	route("GET /v1/owed/{event}", func(ctx context.Context, r *http.Request) (any, error) {
-		deliveries, err := desk.Show(ctx, r.PathValue("event"))
+		deliveries, err := service.Show(ctx, r.PathValue("event"))
 		return map[string]any{"owed": deliveries}, err
 	})
 	route("POST /v1/owed/redrive", s.redrive)
 	route("GET /v1/events/{event}", func(ctx context.Context, r *http.Request) (any, error) {
-		e, err := desk.Event(ctx, r.PathValue("event"))
+		e, err := service.Event(ctx, r.PathValue("event"))
 		if err != nil {
 			return nil, err
 		}
-		e.Tell(s.remembered(relay.AttemptFilter{Event: e.ID}, maxAttempts))
+		e.AddRemembered(s.remembered(relay.AttemptFilter{Event: e.ID}, maxAttempts))
 		return e, e.Known()
 	})
 	route("POST /v1/owed/discard", s.discard)
@@ -93,7 +94,7 @@ func (s *Server) listOwed(ctx context.Context, r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	deliveries, more, err := s.options.Desk.Owed(ctx, filter)
+	deliveries, more, err := s.options.Admin.Owed(ctx, filter)
 	return map[string]any{"owed": deliveries, "more": more}, err
 }
 
@@ -115,25 +116,13 @@ func (s *Server) add(ctx context.Context, r *http.Request) (any, error) {
 	case body.State == "":
 		body.State = lane.StateWaiting
 	}
-	return s.options.Desk.Add(ctx, body.Subscriber, body.Events, body.State, body.by(r), body.Why)
+	return s.options.Admin.Add(ctx, body.Subscriber, body.Events, body.State, body.by(r), body.Why)
 }
 
 const needsWhy = debt.Refused("why must be given: it is kept in walpost.audit")
 
-// Total adds up counts; with a limit above 0 it is no more than that.
-func Total(counts []debt.Count, limit int) int64 {
-	var total int64
-	for _, c := range counts {
-		total += c.Number
-	}
-	if limit > 0 {
-		total = min(total, int64(limit))
-	}
-	return total
-}
-
-// serveDesk lets in whoever may, and turns errors into problems.
-func (s *Server) serveDesk(w http.ResponseWriter, r *http.Request, answer func(context.Context, *http.Request) (any, error)) {
+// serveV1 lets in whoever may, and turns errors into problems.
+func (s *Server) serveV1(w http.ResponseWriter, r *http.Request, answer func(context.Context, *http.Request) (any, error)) {
 	admit := s.refuseRead
 	if r.Method == http.MethodPost {
 		admit = s.refuseChange
@@ -153,7 +142,7 @@ func (s *Server) serveDesk(w http.ResponseWriter, r *http.Request, answer func(c
 			return
 		}
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), deskTimeout)
+	ctx, cancel := context.WithTimeout(r.Context(), requestTimeout)
 	defer cancel()
 	var body any
 	err := checkPath(r)
@@ -172,7 +161,7 @@ func (s *Server) serveDesk(w http.ResponseWriter, r *http.Request, answer func(c
 		status = http.StatusBadRequest
 	case errors.As(err, &large):
 		status = http.StatusRequestEntityTooLarge
-	case errors.Is(err, store.ErrNoSubscriber), errors.Is(err, ErrNotOwed), errors.Is(err, ErrNoEvent), errors.Is(err, replay.ErrNoReplay):
+	case errors.Is(err, store.ErrNoSubscriber), errors.Is(err, admin.ErrNotOwed), errors.Is(err, admin.ErrNoEvent), errors.Is(err, replay.ErrNoReplay):
 		status = http.StatusNotFound
 	case errors.Is(err, replay.ErrOver):
 		status = http.StatusConflict

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/backendstart/walpost/internal/admin"
 	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/lane"
 )
@@ -55,10 +56,10 @@ func (s *Server) redrive(ctx context.Context, r *http.Request) (any, error) {
 		return nil, err
 	}
 	if c.DryRun {
-		counts, _, err := s.options.Desk.Redrivable(ctx, filter)
-		return WouldRedriveOf(counts, c.Limit), err
+		counts, _, err := s.options.Admin.Redrivable(ctx, filter)
+		return admin.WouldRedriveOf(counts, c.Limit), err
 	}
-	return s.options.Desk.Redrive(ctx, filter, c.by(r), c.Why)
+	return s.options.Admin.Redrive(ctx, filter, c.by(r), c.Why)
 }
 
 func (s *Server) discard(ctx context.Context, r *http.Request) (any, error) {
@@ -67,8 +68,8 @@ func (s *Server) discard(ctx context.Context, r *http.Request) (any, error) {
 		return nil, err
 	}
 	if c.DryRun {
-		counts, _, err := s.options.Desk.Fitting(ctx, filter)
-		return map[string]any{"would_discard": Total(counts, c.Limit)}, err
+		counts, _, err := s.options.Admin.Fitting(ctx, filter)
+		return map[string]any{"would_discard": admin.Total(counts, c.Limit)}, err
 	}
-	return s.options.Desk.Discard(ctx, filter, c.by(r), c.Why)
+	return s.options.Admin.Discard(ctx, filter, c.by(r), c.Why)
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/backendstart/walpost/internal/admin"
 	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/lane"
@@ -53,8 +54,8 @@ func newCounter(t *testing.T, listen, token string) *counter {
 	}
 	return &counter{db, New(Options{
 		Listen: listen, Token: token, Registry: prometheus.NewRegistry(), Relay: stuck(),
-		Desk: NewDesk(db.Pinned, "walpost", []*outbox.Source{source}, []string{"analytics"}),
-		Log:  slog.New(slog.DiscardHandler), Version: "v1.2.3",
+		Admin: admin.New(db.Pinned, "walpost", []*outbox.Source{source}, []string{"analytics"}),
+		Log:   slog.New(slog.DiscardHandler), Version: "v1.2.3",
 	})}
 }
 
@@ -345,7 +346,7 @@ func TestV1_saysThatTheDatabaseIsAway(t *testing.T) {
 	db := testdb.On(t, server)
 	c := &counter{db, New(Options{
 		Listen: "127.0.0.1:0", Registry: prometheus.NewRegistry(), Relay: stuck(),
-		Desk: NewDesk(db.Pinned, "walpost", nil, nil), Log: slog.New(slog.DiscardHandler),
+		Admin: admin.New(db.Pinned, "walpost", nil, nil), Log: slog.New(slog.DiscardHandler),
 	})}
 	if err := server.Kill(t.Context()); err != nil {
 		t.Fatal(err)

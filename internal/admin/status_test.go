@@ -1,4 +1,4 @@
-package ops
+package admin
 
 import (
 	"testing"
@@ -25,7 +25,7 @@ func TestStatus_takesARelaysWordForThoseWhoHaveNothingToDo(t *testing.T) {
 	one := func(change func(*Subscriber, *relay.Progress)) int64 {
 		s, p := status(), progress()
 		change(&s.Subscribers[0], &p)
-		s.Tell(p)
+		s.AddProgress(p)
 		return s.Subscribers[0].LagBytes
 	}
 	for what, test := range map[string]struct {
@@ -57,7 +57,7 @@ func TestStatus_takesARelaysWordForThoseWhoHaveNothingToDo(t *testing.T) {
 	} {
 		s := status()
 		change(&s)
-		if s.Tell(progress()); s.Subscribers[0].LagBytes != all {
+		if s.AddProgress(progress()); s.Subscribers[0].LagBytes != all {
 			t.Errorf("%s: behind by %#x, want %#x", what, s.Subscribers[0].LagBytes, all)
 		}
 	}

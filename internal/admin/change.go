@@ -1,4 +1,4 @@
-package ops
+package admin
 
 import (
 	"context"
@@ -59,22 +59,22 @@ type Answer struct {
 }
 
 // Redrive makes dead deliveries wait again. After an error some may.
-func (d *Desk) Redrive(ctx context.Context, filter debt.Filter, who, why string) (Redriven, error) {
-	outcome, err := d.debt().Redrive(ctx, filter, who, why)
+func (a *Service) Redrive(ctx context.Context, filter debt.Filter, who, why string) (Redriven, error) {
+	outcome, err := a.debt().Redrive(ctx, filter, who, why)
 	return Redriven{outcome.Deliveries, outcome.Invalid, outcome.Gone, answersOf(outcome)}, err
 }
 
 // Redrivable counts what Redrive would do, and returns when that was by the server's clock.
-func (d *Desk) Redrivable(ctx context.Context, filter debt.Filter) ([]debt.Redrivable, time.Time, error) {
-	return d.debt().Redrivable(ctx, filter)
+func (a *Service) Redrivable(ctx context.Context, filter debt.Filter) ([]debt.Redrivable, time.Time, error) {
+	return a.debt().Redrivable(ctx, filter)
 }
 
 // Discard gives deliveries up for good. After an error some may be.
-func (d *Desk) Discard(ctx context.Context, filter debt.Filter, who, why string) (Discarded, error) {
+func (a *Service) Discard(ctx context.Context, filter debt.Filter, who, why string) (Discarded, error) {
 	if err := filter.Narrow(); err != nil {
 		return Discarded{}, err
 	}
-	store, err := d.debtWithTables(ctx)
+	store, err := a.debtWithTables(ctx)
 	if err != nil {
 		return Discarded{}, err
 	}
@@ -88,4 +88,16 @@ func answersOf(outcome debt.Outcome) []Answer {
 		answers = append(answers, Answer{a.Event, a.Subscriber, a.Source, a.Occurrence, a.Fate, a.String()})
 	}
 	return answers
+}
+
+// Total adds up counts; with a limit above 0 it is no more than that.
+func Total(counts []debt.Count, limit int) int64 {
+	var total int64
+	for _, c := range counts {
+		total += c.Number
+	}
+	if limit > 0 {
+		total = min(total, int64(limit))
+	}
+	return total
 }

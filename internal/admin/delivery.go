@@ -1,4 +1,4 @@
-package ops
+package admin
 
 import (
 	"encoding/json"
@@ -32,7 +32,7 @@ type Delivery struct {
 	// Copied tells that the event is kept with the delivery; else its outbox row is all there is.
 	Copied bool `json:"copied"`
 
-	// These are known to Desk.Show alone.
+	// These are known to Service.Show alone.
 	Aggregate string          `json:"aggregate,omitempty"`
 	Payload   json.RawMessage `json:"payload,omitempty"`
 	Headers   json.RawMessage `json:"headers,omitempty"`

@@ -1,4 +1,7 @@
-package ops
+// Package admin is what operators may see and change: status, owed deliveries, subscribers, replays, single events.
+// It never calls a subscriber: a change is a row, which the relay finds. Package ops serves it over HTTP, package cli at
+// the command line.
+package admin
 
 import (
 	"context"
@@ -13,10 +16,9 @@ import (
 	"github.com/backendstart/walpost/internal/postgres"
 )
 
-// Desk is where people see what is owed and change it: the routes below /v1 and the command line both come
-// here. It works on the database alone, whether a relay runs or not; what it changes, a running relay
-// finds within two seconds. It is safe for concurrent use.
-type Desk struct {
+// Service shows what is owed and changes it, for the ops API and for the commands. It works on the database alone,
+// whether a relay runs or not; a running relay finds a change within two seconds. It is safe for concurrent use.
+type Service struct {
 	pool       *postgres.Pool
 	slot       string
 	sources    []*outbox.Source
@@ -25,21 +27,21 @@ type Desk struct {
 	takes func(subscriber, source, eventType string) bool
 }
 
-// NewDesk returns the desk of a slot. sources are where events are found and marked, configured the
+// New returns the service for a slot. sources are where events are found and marked, configured the
 // subscribers that the configuration names.
-func NewDesk(pool *postgres.Pool, slot string, sources []*outbox.Source, configured []string) *Desk {
-	return &Desk{pool: pool, slot: slot, sources: sources, configured: configured}
+func New(pool *postgres.Pool, slot string, sources []*outbox.Source, configured []string) *Service {
+	return &Service{pool: pool, slot: slot, sources: sources, configured: configured}
 }
 
 // Pause makes a subscriber owe everything from now on, and Resume lets it be paid and go on. Both may be
 // repeated.
-func (d *Desk) Pause(ctx context.Context, subscriber, who, why string) error {
-	return d.debt().Pause(ctx, subscriber, who, why)
+func (a *Service) Pause(ctx context.Context, subscriber, who, why string) error {
+	return a.debt().Pause(ctx, subscriber, who, why)
 }
 
 // Resume is the end of Pause.
-func (d *Desk) Resume(ctx context.Context, subscriber, who, why string) error {
-	return d.debt().Resume(ctx, subscriber, who, why)
+func (a *Service) Resume(ctx context.Context, subscriber, who, why string) error {
+	return a.debt().Resume(ctx, subscriber, who, why)
 }
 
 // recently is how long ago a relay must have written a position for nobody to be sure that it has ended.
@@ -47,11 +49,11 @@ const recently = time.Minute
 
 // Forgettable returns an error while a subscriber must not be forgotten: the configuration names it, or a
 // relay that has it may be running. Relays write at their start which subscribers have left.
-func (d *Desk) Forgettable(ctx context.Context, name string) error {
-	if slices.Contains(d.configured, name) {
+func (a *Service) Forgettable(ctx context.Context, name string) error {
+	if slices.Contains(a.configured, name) {
 		return debt.Refused(fmt.Sprintf("forget subscriber %q: it is in the configuration: take it out, restart the relay, and forget it then", name))
 	}
-	status, err := d.Status(ctx)
+	status, err := a.Status(ctx)
 	if err != nil {
 		return err
 	}
@@ -70,28 +72,28 @@ func (d *Desk) Forgettable(ctx context.Context, name string) error {
 }
 
 // Forget removes everything about a subscriber, unless it is not Forgettable.
-func (d *Desk) Forget(ctx context.Context, name, who, why string) error {
-	if err := d.Forgettable(ctx, name); err != nil {
+func (a *Service) Forget(ctx context.Context, name, who, why string) error {
+	if err := a.Forgettable(ctx, name); err != nil {
 		return err
 	}
-	store, err := d.debtWithTables(ctx)
+	store, err := a.debtWithTables(ctx)
 	if err != nil {
 		return err
 	}
 	if err := store.Forget(ctx, name, who, why); err != nil {
 		return err
 	}
-	return d.replays().CancelAll(ctx, name)
+	return a.replays().CancelAll(ctx, name)
 }
 
 // Owed lists deliveries in the order in which they are sent, without payloads. more tells that the
 // filter's limit has cut some off.
-func (d *Desk) Owed(ctx context.Context, filter debt.Filter) (deliveries []Delivery, more bool, err error) {
+func (a *Service) Owed(ctx context.Context, filter debt.Filter) (deliveries []Delivery, more bool, err error) {
 	limit := filter.Limit
 	if limit > 0 {
 		filter.Limit++
 	}
-	rows, err := d.debt().List(ctx, filter)
+	rows, err := a.debt().List(ctx, filter)
 	if err != nil {
 		return nil, false, err
 	}
@@ -105,8 +107,8 @@ func (d *Desk) Owed(ctx context.Context, filter debt.Filter) (deliveries []Deliv
 var ErrNotOwed = errors.New("is owed to nobody")
 
 // Show returns everything about an event that is owed, one delivery for each subscriber and source.
-func (d *Desk) Show(ctx context.Context, eventID string) ([]Delivery, error) {
-	store, err := d.debtWithTables(ctx)
+func (a *Service) Show(ctx context.Context, eventID string) ([]Delivery, error) {
+	store, err := a.debtWithTables(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -121,8 +123,8 @@ func (d *Desk) Show(ctx context.Context, eventID string) ([]Delivery, error) {
 }
 
 // Fitting counts what a filter chooses, and returns when that was by the server's clock.
-func (d *Desk) Fitting(ctx context.Context, filter debt.Filter) ([]debt.Count, time.Time, error) {
-	return d.debt().Fitting(ctx, filter)
+func (a *Service) Fitting(ctx context.Context, filter debt.Filter) ([]debt.Count, time.Time, error) {
+	return a.debt().Fitting(ctx, filter)
 }
 
 // Added is what became of events that were added.
@@ -134,8 +136,8 @@ type Added struct {
 }
 
 // Add makes events of the outbox tables owed to a subscriber. As dead ones it also ends those that wait.
-func (d *Desk) Add(ctx context.Context, subscriber string, eventIDs []string, state lane.State, who, why string) (Added, error) {
-	store, err := d.debtWithTables(ctx)
+func (a *Service) Add(ctx context.Context, subscriber string, eventIDs []string, state lane.State, who, why string) (Added, error) {
+	store, err := a.debtWithTables(ctx)
 	if err != nil {
 		return Added{}, err
 	}
@@ -143,27 +145,27 @@ func (d *Desk) Add(ctx context.Context, subscriber string, eventIDs []string, st
 	return Added{n, missing}, err
 }
 
-func (d *Desk) debt() *debt.Store { return debt.NewStore(d.pool, d.slot) }
+func (a *Service) debt() *debt.Store { return debt.NewStore(a.pool, a.slot) }
 
 // debtWithTables is for what reads or marks outbox rows.
-func (d *Desk) debtWithTables(ctx context.Context) (*debt.Store, error) {
-	tables, err := d.tables(ctx)
+func (a *Service) debtWithTables(ctx context.Context) (*debt.Store, error) {
+	tables, err := a.tables(ctx)
 	if err != nil {
 		return nil, err
 	}
-	store := d.debt()
+	store := a.debt()
 	store.Use(tables)
 	return store, nil
 }
 
 // tables looks the sources' tables up, each time, because they may have been changed.
-func (d *Desk) tables(ctx context.Context) ([]*outbox.Table, error) {
+func (a *Service) tables(ctx context.Context) ([]*outbox.Table, error) {
 	var tables []*outbox.Table
-	for _, source := range d.sources {
+	for _, source := range a.sources {
 		if source.Messages != "" {
 			continue
 		}
-		table, err := source.Inspect(ctx, d.pool)
+		table, err := source.Inspect(ctx, a.pool)
 		if err != nil {
 			return nil, err
 		}

@@ -1,4 +1,4 @@
-package ops
+package admin
 
 import (
 	"context"
@@ -69,7 +69,7 @@ type Subscriber struct {
 	// FinishedLSN is the commit LSN of Finished, as Postgres writes it.
 	FinishedLSN string `json:"finished_lsn"`
 	// LagBytes is the WAL from its oldest waiting delivery, or else from what is finished or confirmed, to the
-	// end; after Tell it begins, for one that has nothing to do, where the relay has read to. Whoever has left has
+	// end; after AddProgress it begins, for one that has nothing to do, where the relay has read to. Whoever has left has
 	// none.
 	LagBytes int64 `json:"lag_bytes"`
 	// HoldingWALBytes is the WAL that the slot keeps for its debt.
@@ -85,28 +85,28 @@ type Owed struct {
 }
 
 // Status looks at the database. It counts everything that is owed.
-func (d *Desk) Status(ctx context.Context) (Status, error) {
-	s := Status{Slot: Slot{Name: d.slot}, Subscribers: []Subscriber{}}
+func (a *Service) Status(ctx context.Context) (Status, error) {
+	s := Status{Slot: Slot{Name: a.slot}, Subscribers: []Subscriber{}}
 	var epoch int32
-	err := d.pool.QueryRow(ctx, `
+	err := a.pool.QueryRow(ctx, `
 		SELECT now(), coalesce(s.state, ''), coalesce(s.epoch, 0) FROM (VALUES (1)) one
-		LEFT JOIN walpost.slots s ON s.slot = $1`, d.slot).
+		LEFT JOIN walpost.slots s ON s.slot = $1`, a.slot).
 		Scan(&s.At, &s.Slot.State, &epoch)
 	if err != nil {
-		return s, fmt.Errorf("look up slot %q: %w", d.slot, err)
+		return s, fmt.Errorf("look up slot %q: %w", a.slot, err)
 	}
 	s.At = s.At.UTC()
-	holder, term, err := store.LastLeader(ctx, d.pool, d.slot)
+	holder, term, err := store.LastLeader(ctx, a.pool, a.slot)
 	if err != nil {
 		return s, err
 	}
 	if term > 0 {
 		s.Leader = &Leader{holder, term}
 	}
-	if s.Strangers, err = store.FindStrangers(ctx, d.pool, d.slot); err != nil {
+	if s.Strangers, err = store.FindStrangers(ctx, a.pool, a.slot); err != nil {
 		return s, err
 	}
-	slot, err := wal.FindSlot(ctx, d.pool, d.slot)
+	slot, err := wal.FindSlot(ctx, a.pool, a.slot)
 	if err != nil {
 		return s, err
 	}
@@ -116,7 +116,7 @@ func (d *Desk) Status(ctx context.Context) (Status, error) {
 		s.Slot.LagBytes, s.Slot.Retained, s.Slot.Safe = max(0, slot.LagBytes), max(0, slot.RetainedBytes), slot.SafeBytes
 		s.Slot.HeldBackBy = slot.HeldBackBy
 	}
-	rows, err := d.debt().Subscribers(ctx)
+	rows, err := a.debt().Subscribers(ctx)
 	if err != nil {
 		return s, err
 	}
@@ -126,19 +126,19 @@ func (d *Desk) Status(ctx context.Context) (Status, error) {
 	return s, nil
 }
 
-// ReadBy reports whether p is of the relay that reads this slot now. Its name alone does not tell: a slot of another
+// IsReadBy reports whether p is of the relay that reads this slot now. Its name alone does not tell: a slot of another
 // server may have the same, and WAL positions that mean nothing here.
-func (s *Status) ReadBy(p relay.Progress) bool {
+func (s *Status) IsReadBy(p relay.Progress) bool {
 	return s.Slot.Active && s.Leader != nil && p.State == relay.Streaming &&
 		p.Slot == s.Slot.Name && p.Holder == s.Leader.Holder && p.Term == s.Leader.Term
 }
 
-// Tell takes in what p has in memory, if it is of the relay that reads the slot. While nothing is committed for it, a relay writes
+// AddProgress adds what p has in memory, if it is of the relay that reads the slot. While nothing is committed for it, a relay writes
 // nothing, and confirms what others write to the WAL in large steps; so only the relay knows that it has seen more, and
 // that none of it was for a subscriber.
-func (s *Status) Tell(p relay.Progress) {
+func (s *Status) AddProgress(p relay.Progress) {
 	confirmed, err := event.ParseLSN(s.Slot.Confirmed)
-	if err != nil || !s.ReadBy(p) {
+	if err != nil || !s.IsReadBy(p) {
 		return
 	}
 	end := confirmed + event.LSN(s.Slot.LagBytes)

@@ -1,4 +1,4 @@
-package ops
+package admin
 
 import (
 	"cmp"
@@ -20,7 +20,7 @@ import (
 	"github.com/backendstart/walpost/internal/postgres"
 )
 
-// Event is everything that is known of an event: what is stored, and after Tell what a running relay knows.
+// Event is everything that is known of an event: what is stored, and after AddRemembered what a running relay knows.
 type Event struct {
 	ID string `json:"event"`
 	// Rows are the outbox rows with this id, of each source that has one. Two of one source are two events, unless
@@ -86,7 +86,7 @@ type Standing struct {
 // ErrNoEvent means that nothing knows an event.
 var ErrNoEvent = errors.New("is not known")
 
-// Known returns an error where neither the database nor, after Tell, a relay knows the event.
+// Known returns an error where neither the database nor, after AddRemembered, a relay knows the event.
 func (e Event) Known() error {
 	if len(e.Rows)+len(e.Audit)+len(e.Deliveries) > 0 {
 		return nil
@@ -96,12 +96,12 @@ func (e Event) Known() error {
 }
 
 // Event looks up what is stored of an event. One that is nowhere has no error, but is not Known.
-func (d *Desk) Event(ctx context.Context, id string) (Event, error) {
+func (a *Service) Event(ctx context.Context, id string) (Event, error) {
 	e := Event{ID: id, Rows: []EventRow{}, Deliveries: []Standing{}, Audit: []debt.Note{}}
 	if !utf8.ValidString(id) || strings.Contains(id, "\x00") {
 		return e, nil // Postgres would not take it
 	}
-	store, err := d.debtWithTables(ctx)
+	store, err := a.debtWithTables(ctx)
 	if err != nil {
 		return e, err
 	}
@@ -125,7 +125,7 @@ func (d *Desk) Event(ctx context.Context, id string) (Event, error) {
 	if e.Audit, err = store.Notes(ctx, id); err != nil {
 		return e, err
 	}
-	if e.Rows, err = d.rowsOf(ctx, id); err != nil {
+	if e.Rows, err = a.rowsOf(ctx, id); err != nil {
 		return e, err
 	}
 	owed := deliveriesOf(rows)
@@ -133,7 +133,7 @@ func (d *Desk) Event(ctx context.Context, id string) (Event, error) {
 		for _, s := range subscribers {
 			standing := Standing{Subscriber: s.Name, Source: of.Source, Occurrence: of.Occurrence, State: Unknown,
 				EffectAt: effects[debt.Effect{Subscriber: s.Name, Event: of}], secured: s.Secured.String()}
-			d.stand(&standing, e, owed, paid)
+			a.findState(&standing, e, owed, paid)
 			if s.GoneAt.IsZero() || standing.Owed != nil {
 				e.Deliveries = append(e.Deliveries, standing)
 			}
@@ -165,8 +165,8 @@ func (s *Standing) of(source, occurrence string) bool {
 	return s.Source == source && s.Occurrence == occurrence
 }
 
-// stand finds the state of a subscriber from the database alone.
-func (d *Desk) stand(s *Standing, e Event, owed []Delivery, paid []debt.Row) {
+// findState finds the state of a subscriber from the database alone.
+func (a *Service) findState(s *Standing, e Event, owed []Delivery, paid []debt.Row) {
 	var row *EventRow
 	for i := range e.Rows {
 		if s.of(e.Rows[i].Source, e.Rows[i].Occurrence) {
@@ -195,7 +195,7 @@ func (d *Desk) stand(s *Standing, e Event, owed []Delivery, paid []debt.Row) {
 		}
 	}
 	switch {
-	case row != nil && d.takes != nil && !d.takes(s.Subscriber, s.Source, row.Type):
+	case row != nil && a.takes != nil && !a.takes(s.Subscriber, s.Source, row.Type):
 		s.State = Unwanted
 	case row != nil && row.Published != nil && *row.Published, // which happens when everybody has finished
 		!s.EffectAt.IsZero(), position != "" && position <= s.secured:
@@ -203,18 +203,18 @@ func (d *Desk) stand(s *Standing, e Event, owed []Delivery, paid []debt.Row) {
 	}
 }
 
-func (d *Desk) rowsOf(ctx context.Context, id string) ([]EventRow, error) {
+func (a *Service) rowsOf(ctx context.Context, id string) ([]EventRow, error) {
 	rows := []EventRow{}
-	for _, source := range d.sources {
+	for _, source := range a.sources {
 		if source.Messages != "" {
 			continue // has no table
 		}
-		table, err := source.Inspect(ctx, d.pool)
+		table, err := source.Inspect(ctx, a.pool)
 		if err != nil {
 			return nil, err
 		}
 		var stored []outbox.Stored
-		err = postgres.InTx(ctx, d.pool, func(tx pgx.Tx) (err error) {
+		err = postgres.InTx(ctx, a.pool, func(tx pgx.Tx) (err error) {
 			stored, err = table.Look(ctx, tx, id)
 			return err
 		})
@@ -238,8 +238,8 @@ func (d *Desk) rowsOf(ctx context.Context, id string) ([]EventRow, error) {
 	return rows, nil
 }
 
-// Tell adds what the slot's running relay knows, asked after the database.
-func (e *Event) Tell(known Remembered) {
+// AddRemembered adds what the slot's running relay knows, asked after the database.
+func (e *Event) AddRemembered(known Remembered) {
 	e.Relay = &known
 	type delivery struct{ subscriber, source, occurrence string }
 	attempt := make(map[delivery]lane.Outcome) // the last one
