@@ -18,6 +18,7 @@ import (
 	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/internal/store"
 )
 
 // Event is everything that is known of an event: what is stored, and after AddRemembered what a running relay knows.
@@ -101,28 +102,28 @@ func (a *Service) Event(ctx context.Context, id string) (Event, error) {
 	if !utf8.ValidString(id) || strings.Contains(id, "\x00") {
 		return e, nil // Postgres would not take it
 	}
-	store, err := a.debtWithTables(ctx)
+	owing, err := a.debtWithTables(ctx)
 	if err != nil {
 		return e, err
 	}
 	// Positions first, then what is owed: then what lies before a position and is not owed is finished.
-	subscribers, err := store.Subscribers(ctx)
+	subscribers, err := owing.Subscribers(ctx)
 	if err != nil {
 		return e, err
 	}
-	rows, err := store.Show(ctx, id)
+	rows, err := owing.Show(ctx, id)
 	if err != nil {
 		return e, err
 	}
-	paid, err := store.List(ctx, debt.Filter{Events: []string{id}, State: lane.StatePaid})
+	paid, err := owing.List(ctx, debt.Filter{Events: []string{id}, State: lane.StatePaid})
 	if err != nil {
 		return e, err
 	}
-	effects, err := store.Effects(ctx, id)
+	effects, err := store.EffectsOf(ctx, a.pool, a.slot, id)
 	if err != nil {
 		return e, err
 	}
-	if e.Audit, err = store.Notes(ctx, id); err != nil {
+	if e.Audit, err = owing.Notes(ctx, id); err != nil {
 		return e, err
 	}
 	if e.Rows, err = a.rowsOf(ctx, id); err != nil {
@@ -132,7 +133,7 @@ func (a *Service) Event(ctx context.Context, id string) (Event, error) {
 	for _, of := range e.identities(owed, paid) {
 		for _, s := range subscribers {
 			standing := Standing{Subscriber: s.Name, Source: of.Source, Occurrence: of.Occurrence, State: Unknown,
-				EffectAt: effects[debt.Effect{Subscriber: s.Name, Event: of}], secured: s.Secured.String()}
+				EffectAt: effects[store.Effect{Subscriber: s.Name, Event: of}], secured: s.Secured.String()}
 			a.findState(&standing, e, owed, paid)
 			if s.GoneAt.IsZero() || standing.Owed != nil {
 				e.Deliveries = append(e.Deliveries, standing)

@@ -42,6 +42,9 @@ var rooms = []room{
 	{"pgserver", ""},
 	{"strictjson", ""},
 
+	// What the relay keeps in Postgres: schema walpost but for owed and replays.
+	{"store", "event postgres"},
+
 	// Writing: one transaction makes the fact and the row.
 	{"outbox", "event postgres slab"},
 	{"progress", "event outbox postgres"},
@@ -51,7 +54,6 @@ var rooms = []room{
 	{"pgoutput", "event"},
 	{"wal", "event postgres"},
 	{"ack", "event slab"},
-	{"store", "event postgres"},
 	{"subscriber", "event mask postgres store"},
 	{"subscriber/webhook", "event mask printable safefile subscriber"},
 	{"lane", "ack event slab subscriber"},

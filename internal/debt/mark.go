@@ -194,7 +194,7 @@ func (s *Store) markFound(ctx context.Context, tx pgx.Tx, found []unmarked, wait
 		waits[of] = open
 	}
 	for table, rows := range marks {
-		result, err := table.Mark(ctx, tx, s.slot, rows)
+		result, err := table.Mark(ctx, tx, s.slot, rows, OwedToAnyoneSQL)
 		if err != nil {
 			return nil, err
 		}

@@ -149,7 +149,7 @@ func (s *Store) Forget(ctx context.Context, name, who, why string) error {
 			DELETE FROM walpost.owed WHERE slot = $1 AND subscriber = $2 AND state = 'paid' AND NOT mark`, s.slot, name); err != nil {
 			return err
 		}
-		if _, err := tx.Exec(ctx, `DELETE FROM walpost.inbox WHERE slot = $1 AND subscriber = $2`, s.slot, name); err != nil {
+		if err := store.DeleteInbox(ctx, tx, s.slot, name); err != nil {
 			return err
 		}
 		if err := store.DeleteSubscriber(ctx, tx, s.slot, name); err != nil {
@@ -188,14 +188,13 @@ func (s *Store) Rename(ctx context.Context, tx pgx.Tx, before, name string) erro
 			SELECT FROM walpost.owed o WHERE o.slot = $1 AND o.subscriber = $2
 			AND o.source = n.source AND o.event_id = n.event_id AND o.occurrence = n.occurrence)`,
 		`UPDATE walpost.owed SET subscriber = $3 WHERE slot = $1 AND subscriber = $2`,
-		`DELETE FROM walpost.inbox n WHERE n.slot = $1 AND n.subscriber = $3 AND EXISTS (
-			SELECT FROM walpost.inbox o WHERE o.slot = $1 AND o.subscriber = $2
-			AND o.source = n.source AND o.event_id = n.event_id AND o.occurrence = n.occurrence)`,
-		`UPDATE walpost.inbox SET subscriber = $3 WHERE slot = $1 AND subscriber = $2`,
 	} {
 		if _, err := tx.Exec(ctx, sql, s.slot, before, name); err != nil {
 			return fmt.Errorf("rename subscriber %q to %q: %w", before, name, err)
 		}
+	}
+	if err := store.RenameInbox(ctx, tx, s.slot, before, name); err != nil {
+		return err
 	}
 	return store.RenameSubscriber(ctx, tx, s.slot, before, name)
 }

@@ -7,15 +7,17 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Clean deletes at most batch rows that were published longer ago than the source's retention, and tells
-// whether there may be more. A row with a delivery of this slot that is waiting or dead stays, whatever its
-// age, and so does one that another slot owes by reference: a second slot may read the same table, under
-// another name of the source. Rows that someone else has locked are left for the next time. Without retention
-// it does nothing.
+// Spared is the condition, on a row whose event has an id and an occurrence, under which retention keeps the row of a
+// slot. The arguments are SQL expressions; the statement begins with "WITH" and with.
+type Spared func(slot, eventID, occurrence string) (with, condition string)
+
+// Clean deletes at most batch rows that were published longer ago than the source's retention, and reports
+// whether there may be more. A row that is spared stays, whatever its age. Rows that another session has locked are
+// left for the next time. Without retention it does nothing.
 //
 // It reads by the time of publication; a table of many rows wants an index on it. tx must be one of
 // postgres.InTx: only with its settings is a row known by its identity.
-func (t *Table) Clean(ctx context.Context, tx pgx.Tx, slot string, batch int) (deleted int64, more bool, err error) {
+func (t *Table) Clean(ctx context.Context, tx pgx.Tx, slot string, batch int, spared Spared) (deleted int64, more bool, err error) {
 	if t.Source.Retention <= 0 {
 		return 0, false, nil
 	}
@@ -31,15 +33,12 @@ func (t *Table) Clean(ctx context.Context, tx pgx.Tx, slot string, batch int) (d
 		where += " AND t." + quote(t.Published)
 	}
 	key := t.eachKey(", ", func(column string, _ int, _ string) string { return "t." + column })
-	// LIMIT keeps the look-up from becoming a join, which could read everything that is owed.
+	with, stays := spared("$1", t.idSQL(), t.occurrenceSQL())
 	tag, err := tx.Exec(ctx, `
-		WITH `+owingSlots+`
+		WITH `+with+`
 		DELETE FROM `+t.sql()+` t WHERE (`+key+`) IN (
 			SELECT `+key+` FROM `+t.sql()+` t
-			WHERE `+where+` AND NOT EXISTS (
-				SELECT FROM owing s CROSS JOIN LATERAL (
-					SELECT FROM walpost.owed o WHERE o.slot = s.slot AND o.event_id = `+t.idSQL()+`
-					AND o.occurrence = `+t.occurrenceSQL()+` AND o.state IN ('waiting', 'dead') AND (o.slot = $1 OR NOT o.copied) LIMIT 1) o)
+			WHERE `+where+` AND NOT `+stays+`
 			LIMIT $3 FOR UPDATE OF t SKIP LOCKED)`,
 		slot, t.Source.Retention, batch)
 	if err != nil {
@@ -47,11 +46,3 @@ func (t *Table) Clean(ctx context.Context, tx pgx.Tx, slot string, batch int) (d
 	}
 	return tag.RowsAffected(), tag.RowsAffected() == int64(batch), nil
 }
-
-// owingSlots are the slots that owe anything, as a query named owing. It steps through the primary key from
-// one slot to the next.
-const owingSlots = `RECURSIVE steps AS (
-		SELECT min(o.slot) AS slot FROM walpost.owed o
-		UNION ALL
-		SELECT (SELECT min(o.slot) FROM walpost.owed o WHERE o.slot > s.slot) FROM steps s WHERE s.slot IS NOT NULL
-	), owing AS MATERIALIZED (SELECT s.slot FROM steps s WHERE s.slot IS NOT NULL)`

@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/testdb"
@@ -16,7 +17,7 @@ import (
 func clean(t *testing.T, db *testdb.DB, table *outbox.Table, batch int) (deleted int64, more bool, err error) {
 	t.Helper()
 	err = postgres.InTx(t.Context(), db.Pinned, func(tx pgx.Tx) error {
-		deleted, more, err = table.Clean(t.Context(), tx, slot, batch)
+		deleted, more, err = table.Clean(t.Context(), tx, slot, batch, debt.SparedSQL)
 		return err
 	})
 	return deleted, more, err

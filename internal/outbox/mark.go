@@ -54,13 +54,16 @@ var ErrNotVisible = errors.New("its row is not visible yet: its commit is in the
 // ErrNotTaken means that the server reports success and has left a row as it was. ExplainMark knows why.
 var ErrNotTaken = errors.New("the mark did not take: the row is as it was")
 
+// Owed is the condition under which something of an event is still waiting or dead. The arguments are SQL expressions.
+type Owed func(slot, source, eventID, occurrence string) string
+
 // Mark publishes rows by primary key and identity, 1,000 with each statement: it sets the published column where it
-// is not set and nothing of the event is waiting or dead in walpost.owed, and adds the attempts. Nothing else is
+// is not set and the event is not owed, and adds the attempts. Nothing else is
 // ever written to a row. No row may come twice with one identity. It waits for no lock on a row.
 //
 // It is for a table that Marks. Its error is a MarkError; ExplainMark says what a person must do.
-func (t *Table) Mark(ctx context.Context, tx pgx.Tx, slot string, rows []Marked) (MarkResult, error) {
-	result, err := t.mark(ctx, tx, slot, rows)
+func (t *Table) Mark(ctx context.Context, tx pgx.Tx, slot string, rows []Marked, owed Owed) (MarkResult, error) {
+	result, err := t.mark(ctx, tx, slot, rows, owed)
 	if err != nil {
 		return result, &MarkError{t, err}
 	}
@@ -76,7 +79,7 @@ type MarkError struct {
 func (e *MarkError) Error() string { return e.err.Error() }
 func (e *MarkError) Unwrap() error { return e.err }
 
-func (t *Table) mark(ctx context.Context, tx pgx.Tx, slot string, rows []Marked) (MarkResult, error) {
+func (t *Table) mark(ctx context.Context, tx pgx.Tx, slot string, rows []Marked, owed Owed) (MarkResult, error) {
 	var result MarkResult
 	if t.Published == "" {
 		return result, fmt.Errorf("mark rows of %s: it has no published column", t.Source.relation())
@@ -85,7 +88,7 @@ func (t *Table) mark(ctx context.Context, tx pgx.Tx, slot string, rows []Marked)
 	for i := range all {
 		all[i] = i
 	}
-	missing, err := t.markAll(ctx, tx, slot, rows, all, &result)
+	missing, err := t.markAll(ctx, tx, slot, rows, all, owed, &result)
 	if err != nil || len(missing) == 0 {
 		return result, err
 	}
@@ -99,7 +102,7 @@ func (t *Table) mark(ctx context.Context, tx pgx.Tx, slot string, rows []Marked)
 		return result, err
 	}
 	result.Replaced = 0
-	if missing, err = t.markAll(ctx, tx, slot, rows, missing, &result); err != nil {
+	if missing, err = t.markAll(ctx, tx, slot, rows, missing, owed, &result); err != nil {
 		return result, err
 	}
 	for _, n := range missing {
@@ -116,9 +119,9 @@ func (t *Table) mark(ctx context.Context, tx pgx.Tx, slot string, rows []Marked)
 }
 
 // markAll marks the rows with these indexes and returns those that it does not find.
-func (t *Table) markAll(ctx context.Context, tx pgx.Tx, slot string, rows []Marked, indexes []int, result *MarkResult) (missing []int, err error) {
+func (t *Table) markAll(ctx context.Context, tx pgx.Tx, slot string, rows []Marked, indexes []int, owed Owed, result *MarkResult) (missing []int, err error) {
 	for batch := range slices.Chunk(indexes, maxMarked) {
-		notFound, err := t.markBatch(ctx, tx, slot, rows, batch, result)
+		notFound, err := t.markBatch(ctx, tx, slot, rows, batch, owed, result)
 		if err != nil {
 			return nil, fmt.Errorf("mark %d rows of %s: %w", len(batch), t.Source.relation(), err)
 		}
@@ -127,7 +130,7 @@ func (t *Table) markAll(ctx context.Context, tx pgx.Tx, slot string, rows []Mark
 	return missing, nil
 }
 
-func (t *Table) markBatch(ctx context.Context, tx pgx.Tx, slot string, rows []Marked, batch []int, result *MarkResult) (missing []int, err error) {
+func (t *Table) markBatch(ctx context.Context, tx pgx.Tx, slot string, rows []Marked, batch []int, owedSQL Owed, result *MarkResult) (missing []int, err error) {
 	ids, occurrences := make([]string, len(batch)), make([]string, len(batch))
 	attempts := make([]int32, len(batch))
 	keys := make([][]string, len(t.Key))
@@ -146,7 +149,7 @@ func (t *Table) markBatch(ctx context.Context, tx pgx.Tx, slot string, rows []Ma
 	for _, key := range keys {
 		args = append(args, key)
 	}
-	unmarked, err := tx.Query(ctx, t.markSQL(), args...)
+	unmarked, err := tx.Query(ctx, t.markSQL(owedSQL), args...)
 	if err != nil {
 		return nil, err
 	}
@@ -181,11 +184,10 @@ func (t *Table) markBatch(ctx context.Context, tx pgx.Tx, slot string, rows []Ma
 // markSQL marks and returns the rows that are not marked now. A row is locked before it is updated, and not if
 // another session has it: so one that is locked and not published afterwards has swallowed its update.
 //
-// OFFSET 0 keeps Postgres from reading everything that is owed into a hash, where it takes a few rows of it;
-// its estimates of a queue are of another hour. For the same reason coalesce hides that a row must be
-// unpublished: an hour ago no row was, and an index of those looks like the shortest way, where now it has a
-// million rows, each to be compared with all that are asked for.
-func (t *Table) markSQL() string {
+// Planner statistics of a queue table are always stale. So coalesce hides that a row must be unpublished: an hour ago
+// no row was, and an index of those looks like the shortest way, where now it has a million rows, each to be compared
+// with all that are asked for.
+func (t *Table) markSQL(owedSQL Owed) string {
 	set := quote(t.Published) + " = now()"
 	if t.boolean {
 		set = quote(t.Published) + " = true"
@@ -202,8 +204,7 @@ func (t *Table) markSQL() string {
 	})
 	event := t.sameSQL("a.event_id", "a.occurrence")
 	waits := "coalesce(" + t.unpublished() + ", false)"
-	const owed = `EXISTS (SELECT FROM walpost.owed o WHERE o.slot = $1 AND o.source = $2
-				AND o.event_id = a.event_id AND o.occurrence = a.occurrence AND o.state IN ('waiting', 'dead') OFFSET 0)`
+	owed := owedSQL("$1", "$2", "a.event_id", "a.occurrence")
 	return `
 		WITH asked AS MATERIALIZED (
 			SELECT * FROM unnest($3::text[], $4::text[], $5::int[]` +

@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/postgres"
@@ -20,7 +21,7 @@ const slot = "s"
 func mark(t *testing.T, db *testdb.DB, table *outbox.Table, rows ...outbox.Marked) (result outbox.MarkResult, err error) {
 	t.Helper()
 	err = postgres.InTx(t.Context(), db.Pinned, func(tx pgx.Tx) error {
-		result, err = table.Mark(t.Context(), tx, slot, rows)
+		result, err = table.Mark(t.Context(), tx, slot, rows, debt.OwedToAnyoneSQL)
 		return err
 	})
 	return result, err
@@ -178,7 +179,7 @@ func TestMark_findsRowsByTheirKeyWhateverTheStatisticsSay(t *testing.T) {
 		rows = append(rows, row)
 	}
 	err := postgres.InTx(t.Context(), db.Pinned, func(tx pgx.Tx) error {
-		result, err := table.Mark(t.Context(), tx, slot, rows)
+		result, err := table.Mark(t.Context(), tx, slot, rows, debt.OwedToAnyoneSQL)
 		if err != nil {
 			return err
 		}
@@ -338,7 +339,7 @@ func TestMark_needsOnlyTheColumnGrants(t *testing.T) {
 			if _, err := tx.Exec(t.Context(), `SET LOCAL ROLE `+role); err != nil {
 				return err
 			}
-			_, err := table.Mark(t.Context(), tx, slot, []outbox.Marked{filled(1)})
+			_, err := table.Mark(t.Context(), tx, slot, []outbox.Marked{filled(1)}, debt.OwedToAnyoneSQL)
 			return err
 		})
 	}

@@ -117,26 +117,27 @@ type TypeCount struct {
 	Owed, Done int64
 }
 
+// OfSubscriber is a condition on an event and a subscriber of a slot. The arguments are SQL expressions.
+type OfSubscriber func(slot, subscriber, source, eventID, occurrence string) string
+
 // Count counts the rows that are chosen by their types, and what of them a subscriber is owed or has done.
 // It reads all that is chosen, which without an index is the whole table. tx is as for Page.
-func (t *Table) Count(ctx context.Context, tx pgx.Tx, choice Choice, slot, subscriber string) ([]TypeCount, error) {
+func (t *Table) Count(ctx context.Context, tx pgx.Tx, choice Choice, slot, subscriber string, owed, done OfSubscriber) ([]TypeCount, error) {
 	where, args, err := t.chosen(choice)
 	if err != nil {
 		return nil, err
 	}
 	args = append(args, slot, subscriber, t.Source.Name)
-	n := len(args)
-	rows, err := tx.Query(ctx, fmt.Sprintf(`
+	arg := func(n int) string { return "$" + strconv.Itoa(len(args)-n) }
+	is := func(condition OfSubscriber) string {
+		return condition(arg(2), arg(1), arg(0), "t.event_id", "t.occurrence")
+	}
+	typ := quote(t.Columns[t.layout.typ])
+	rows, err := tx.Query(ctx, `
 		SELECT coalesce(c.type, ''), count(*), count(*) FILTER (WHERE c.owed), count(*) FILTER (WHERE c.done AND NOT c.owed) FROM (
-			SELECT t.%s::text AS type,
-			    EXISTS (SELECT FROM walpost.owed o WHERE o.slot = $%d AND o.subscriber = $%d AND o.source = $%d
-			        AND o.event_id = t.event_id AND o.occurrence = t.occurrence AND o.state IN ('waiting', 'dead')) AS owed,
-			    EXISTS (SELECT FROM walpost.inbox i WHERE i.slot = $%d AND i.subscriber = $%d AND i.source = $%d
-			        AND i.event_id = t.event_id AND i.occurrence = t.occurrence) AS done
-			FROM (SELECT t.%s, %s AS event_id, %s AS occurrence FROM %s t WHERE %s) t) c
-		GROUP BY 1 ORDER BY 1`, quote(t.Columns[t.layout.typ]), n-2, n-1, n, n-2, n-1, n,
-		quote(t.Columns[t.layout.typ]), t.idSQL(), t.occurrenceSQL(), t.sql(), where),
-		append([]any{pgx.QueryExecModeSimpleProtocol}, args...)...)
+			SELECT t.`+typ+`::text AS type, `+is(owed)+` AS owed, `+is(done)+` AS done
+			FROM (SELECT t.`+typ+`, `+t.idSQL()+` AS event_id, `+t.occurrenceSQL()+` AS occurrence FROM `+t.sql()+` t WHERE `+where+`) t) c
+		GROUP BY 1 ORDER BY 1`, append([]any{pgx.QueryExecModeSimpleProtocol}, args...)...)
 	if err != nil {
 		return nil, fmt.Errorf("count rows of %s: %w", t.Source.relation(), err)
 	}

@@ -80,7 +80,7 @@ func (l *tableLedger) mark(ctx context.Context, tx pgx.Tx, table *outbox.Table, 
 	for i, e := range finished {
 		rows[i] = outbox.Marked{Row: e.Event.Row, Identity: e.Event.Identity(), XID: e.Event.XID, Attempts: e.Attempts, Owed: e.Owed}
 	}
-	result, err := table.Mark(ctx, tx, l.slot, rows)
+	result, err := table.Mark(ctx, tx, l.slot, rows, debt.OwedToAnyoneSQL)
 	if err != nil {
 		return result, err
 	}

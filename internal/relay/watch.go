@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/postgres"
@@ -206,7 +207,7 @@ func (r *Relay) clean(ctx context.Context, ledger *tableLedger) {
 			longest = max(longest, table.Source.Retention)
 			r.cleanAll(ctx, "delete old outbox rows", func() (deleted int64, more bool, err error) {
 				err = postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) error {
-					deleted, more, err = table.Clean(ctx, tx, r.Slot, retentionBatch)
+					deleted, more, err = table.Clean(ctx, tx, r.Slot, retentionBatch, debt.SparedSQL)
 					return err
 				})
 				return deleted, more, err
@@ -217,8 +218,8 @@ func (r *Relay) clean(ctx context.Context, ledger *tableLedger) {
 			return int64(deleted), false, err
 		})
 		if longest > 0 {
-			inbox := outbox.CleanInbox(r.Pool, r.Slot, tables, longest, retentionBatch)
-			r.cleanAll(ctx, "delete old inbox rows", func() (int64, bool, error) { return inbox.Next(ctx) })
+			inbox := store.NewInboxCleaner(r.Pool, r.Slot, longest, retentionBatch, r.owed.CanComeAgain)
+			r.cleanAll(ctx, "delete old inbox rows", func() (int64, bool, error) { return inbox.CleanBatch(ctx) })
 		}
 		select {
 		case <-ticker.C:

@@ -11,6 +11,7 @@ import (
 	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/internal/store"
 )
 
 // An Estimate is what a replay would do, as far as can be told before.
@@ -80,7 +81,7 @@ func (s *Store) Estimate(ctx context.Context, request Request, takes func(source
 
 func (s *Store) estimateSource(ctx context.Context, tx pgx.Tx, table *outbox.Table, request Request, takes func(source, eventType string) bool, whole *Estimate) (SourceEstimate, error) {
 	part := SourceEstimate{Source: table.Source.Name}
-	counts, err := table.Count(ctx, tx, request.Choice(), s.slot, request.Subscriber)
+	counts, err := table.Count(ctx, tx, request.Choice(), s.slot, request.Subscriber, debt.OwedToSQL, store.EffectDoneSQL)
 	if err != nil {
 		return part, err
 	}

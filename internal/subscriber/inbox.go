@@ -3,12 +3,12 @@ package subscriber
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/internal/store"
 )
 
 // Once gives an effect that is not idempotent by itself, such as counting, exactly once per event.
@@ -56,38 +56,15 @@ func Once(
 
 // record returns the deliveries that were not in the inbox.
 func record(ctx context.Context, tx pgx.Tx, slot, subscriber string, deliveries []Delivery) ([]Delivery, error) {
-	sources, ids, occurrences := make([]string, len(deliveries)), make([]string, len(deliveries)), make([]string, len(deliveries))
-	again := make([]*time.Time, len(deliveries))
-	replayed := false
-	for i, delivery := range deliveries {
-		sources[i], ids[i], occurrences[i] = delivery.Source, delivery.ID, delivery.Occurrence
-		if !delivery.Again.IsZero() {
-			again[i], replayed = &delivery.Again, true
-		}
+	effects := new(store.Effects)
+	for _, delivery := range deliveries {
+		effects.Add(delivery.Identity(), delivery.Again)
 	}
 	// All in one round trip. The leadership comes first: what waits for it holds nothing yet.
 	batch := &pgx.Batch{}
 	holdTerm(batch, tx, slot, deliveries[0].Term)
-	if replayed {
-		// Locked in the order in which they are recorded.
-		batch.Queue(`
-			DELETE FROM walpost.inbox WHERE (slot, subscriber, event_id, source, occurrence) IN (
-				SELECT i.slot, i.subscriber, i.event_id, i.source, i.occurrence FROM walpost.inbox i
-				JOIN (`+eachEvent("max(d.again) AS again")+`) d USING (event_id, source, occurrence)
-				WHERE i.slot = $1 AND i.subscriber = $2 AND i.done_at < d.again
-				ORDER BY i.event_id, i.source, i.occurrence FOR UPDATE OF i)`,
-			slot, subscriber, ids, sources, occurrences, again)
-	}
 	var recorded []event.Identity
-	// A clock that was set back must not make a new record look like one of before.
-	batch.Queue(`
-		INSERT INTO walpost.inbox (slot, subscriber, event_id, source, occurrence, done_at)
-		SELECT $1, $2, d.* FROM (`+eachEvent("greatest(now(), max(d.again))")+`) d ORDER BY d.event_id, d.source, d.occurrence
-		ON CONFLICT DO NOTHING
-		RETURNING source, event_id, occurrence`, slot, subscriber, ids, sources, occurrences, again).Query(func(rows pgx.Rows) (err error) {
-		recorded, err = pgx.CollectRows(rows, pgx.RowToStructByPos[event.Identity])
-		return err
-	})
+	store.QueueRecordEffects(batch, slot, subscriber, effects, func(fresh []event.Identity) { recorded = fresh })
 	if err := tx.SendBatch(ctx, batch).Close(); err != nil {
 		return nil, err
 	}
@@ -103,12 +80,4 @@ func record(ctx context.Context, tx pgx.Tx, slot, subscriber string, deliveries 
 		}
 	}
 	return fresh, nil
-}
-
-// eachEvent selects the events whose identities are $3 to $5, each once, and what the deliveries of each add up
-// to; again, $6, is NULL where a delivery asks for no second effect.
-func eachEvent(aggregate string) string {
-	return `SELECT d.event_id, d.source, d.occurrence, ` + aggregate + `
-		FROM unnest($3::text[], $4::text[], $5::text[], $6::timestamptz[]) AS d(event_id, source, occurrence, again)
-		GROUP BY d.event_id, d.source, d.occurrence`
 }

@@ -1,11 +1,13 @@
-package outbox_test
+package debt_test
 
 import (
 	"slices"
 	"testing"
 	"time"
 
+	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/outbox"
+	recorded "github.com/backendstart/walpost/internal/store"
 	"github.com/backendstart/walpost/internal/testdb"
 )
 
@@ -15,12 +17,17 @@ func remember(db *testdb.DB, source, occurrence, subscriber string, ids ...strin
 		SELECT $1, $2, $3, id, $4, now() - interval '2 hours' FROM unnest($5::text[]) id`, slot, subscriber, source, occurrence, ids)
 }
 
+func owe(db *testdb.DB, source, eventID, state string) {
+	db.Exec(`INSERT INTO walpost.owed (slot, subscriber, source, event_id, occurrence, state, epoch, commit_lsn, ordinal, event_type, key, committed_at)
+		VALUES ($1, 'sub', $2, $3, $4, $5, 1, '0/1', 0, 't', '', now())`, slot, source, eventID, written, state)
+}
+
 // cleanInbox deletes in batches of two until there is no more, and returns what is left.
-func cleanInbox(t *testing.T, db *testdb.DB, tables map[string]*outbox.Table) (left []string) {
+func cleanInbox(t *testing.T, db *testdb.DB, store *debt.Store) (left []string) {
 	t.Helper()
-	cleaned := outbox.CleanInbox(db.Pinned, slot, tables, time.Hour, 2)
+	cleaner := recorded.NewInboxCleaner(db.Pinned, slot, time.Hour, 2, store.CanComeAgain)
 	for rounds := 1; ; rounds++ {
-		_, more, err := cleaned.Next(t.Context())
+		_, more, err := cleaner.CleanBatch(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -33,10 +40,10 @@ func cleanInbox(t *testing.T, db *testdb.DB, tables map[string]*outbox.Table) (l
 }
 
 // S-34: a repair brings an event again to everyone while its row is unpublished.
-func TestCleanInbox_keepsWhatCanComeAgain(t *testing.T) {
+func TestInboxCleaner_keepsWhatCanComeAgain(t *testing.T) {
 	db := testdb.New(t)
-	fill(db, 6)
-	db.Exec(`UPDATE outbox SET published_at = now() WHERE id NOT IN (3, 4)`) // no one has had 3; 4 came again
+	fill(t, db, 6)
+	db.Exec(`UPDATE outbox SET published_at = now() WHERE id NOT IN (3, 4)`) // no subscriber has had 3; 4 came again
 	remember(db, "lessons", written, "sub", "e1", "e2", "e3", "e5", "e6", "gone")
 	remember(db, "lessons", "before", "sub", "e4")
 	remember(db, "lessons", written, "other", "e5", "e6")
@@ -46,21 +53,21 @@ func TestCleanInbox_keepsWhatCanComeAgain(t *testing.T) {
 	owe(db, "games", "7", "waiting")
 	db.Exec(`UPDATE walpost.inbox SET done_at = now() WHERE event_id = 'e6' AND subscriber = 'other'`)
 	db.Exec(`INSERT INTO walpost.inbox (slot, subscriber, source, event_id, occurrence, done_at) SELECT 'another', subscriber, source, event_id, occurrence, done_at FROM walpost.inbox WHERE event_id = 'e1'`)
-	got := cleanInbox(t, db, map[string]*outbox.Table{"lessons": inspect(t, db, ours())})
+	got := cleanInbox(t, db, open(t, db, lessons()))
 	if want := []string{"another sub e1", "s other e5", "s other e6", "s sub 7", "s sub e3", "s sub e5"}; !slices.Equal(got, want) {
 		t.Errorf("left %q, want %q", got, want)
 	}
 }
 
 // A repair of a source whose rows are not marked may read all of them.
-func TestCleanInbox_keepsEveryRowThatARepairWouldRead(t *testing.T) {
+func TestInboxCleaner_keepsEveryRowThatARepairWouldRead(t *testing.T) {
 	db := testdb.New(t)
-	table := foreign(t, db, `id bigint PRIMARY KEY, type text, payload text`)
+	db.Exec(`CREATE TABLE public.o (id bigint PRIMARY KEY, type text, payload text)`)
 	db.Exec(`INSERT INTO o VALUES (1, 't', 'x'), (2, 't', 'x')`)
 	remember(db, "other", "6fca3fcfeb33651f070e9903370a070344d3659d7cc8190fc4e22838220b2128", "sub", "1", "3", "row:x")
 	// The id is no number, which breaks off the look-up by the index.
 	remember(db, "other", "before", "sub", "2")
-	got := cleanInbox(t, db, map[string]*outbox.Table{"other": table})
+	got := cleanInbox(t, db, open(t, db, &outbox.Source{Name: "other", Schema: "public", Table: "o", Mark: true}))
 	if want := []string{"s sub 1"}; !slices.Equal(got, want) {
 		t.Errorf("left %q, want %q", got, want)
 	}
