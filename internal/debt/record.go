@@ -120,8 +120,8 @@ type columns struct {
 	errors, invalid           []string
 	sizes                     []int32
 
-	versions, aggregateTypes, aggregateIDs, topics, revisions, times []string
-	payloads, headers                                                []*string
+	versions, aggregateTypes, aggregateIDs, topics, revisions, times, payloadTypes []string
+	payloads, headers                                                              []*string
 }
 
 func (c *columns) add(o *lane.Owed) {
@@ -155,6 +155,7 @@ func (c *columns) addCopy(e *event.Event) {
 	c.topics = append(c.topics, text(e.Topic))
 	c.revisions = append(c.revisions, text(e.Revision))
 	c.times = append(c.times, text(e.OccurredAt))
+	c.payloadTypes = append(c.payloadTypes, e.PayloadType.String())
 	c.payloads = append(c.payloads, body(e.Payload))
 	c.headers = append(c.headers, body(e.Headers))
 }
@@ -165,7 +166,7 @@ func (c *columns) args() []any {
 }
 
 func (c *columns) copyArgs() []any {
-	return []any{c.versions, c.aggregateTypes, c.aggregateIDs, c.topics, c.revisions, c.times, c.payloads, c.headers}
+	return []any{c.versions, c.aggregateTypes, c.aggregateIDs, c.topics, c.revisions, c.times, c.payloadTypes, c.payloads, c.headers}
 }
 
 // typed is a column of walpost.owed and the type of its argument. They stand in the order of args and
@@ -182,7 +183,7 @@ var (
 	}
 	ofCopies = []typed{
 		{"version", "text"}, {"aggregate_type", "text"}, {"aggregate_id", "text"}, {"topic", "text"}, {"revision", "text"},
-		{"occurred_at", "text"}, {"payload", "text"}, {"headers", "text"},
+		{"occurred_at", "text"}, {"payload_type", "text"}, {"payload", "text"}, {"headers", "text"},
 	}
 
 	recordReferences    = insert(ofEach, false, false) + "\nON CONFLICT DO NOTHING"

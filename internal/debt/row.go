@@ -32,7 +32,7 @@ const (
 	rowColumns = `o.subscriber, o.state, o.source, o.event_id, o.occurrence, o.epoch, o.commit_lsn::text, o.ordinal,
 		CASE WHEN o.made_up THEN o.bound::text ELSE '0/0' END, o.event_type, o.key,
 		o.row_id, o.xid, o.committed_at, o.attempts, o.next_attempt, o.first_failure, o.last_failure, o.error, o.invalid, o.copied,
-		o.version, o.aggregate_type, o.aggregate_id, o.topic, o.revision, o.occurred_at, o.recorded_at`
+		o.version, o.aggregate_type, o.aggregate_id, o.topic, o.revision, o.occurred_at, o.payload_type, o.recorded_at`
 	bodyColumns = `, o.payload, o.headers`
 	noBodies    = `, NULL::text, NULL::text`
 )
@@ -46,18 +46,21 @@ func collect(rows pgx.Rows, err error) ([]Row, error) {
 		var (
 			r                            Row
 			e                            event.Event
-			commit, bound                string
+			commit, bound, payloadType   string
 			xid                          int64
 			committed, next, first, last *time.Time
 		)
 		err := row.Scan(&r.Subscriber, &r.State, &e.Source, &e.ID, &e.Occurrence, &e.Position.Epoch, &commit, &e.Position.Ordinal, &bound, &e.Type, &e.Key,
 			&e.Row, &xid, &committed, &r.Attempts, &next, &first, &last, &r.Err, &e.Invalid, &r.Copied,
-			&e.Version, &e.AggregateType, &e.AggregateID, &e.Topic, &e.Revision, &e.OccurredAt, &r.RecordedAt,
+			&e.Version, &e.AggregateType, &e.AggregateID, &e.Topic, &e.Revision, &e.OccurredAt, &payloadType, &r.RecordedAt,
 			(*[]byte)(&e.Payload), (*[]byte)(&e.Headers))
 		if err != nil {
 			return Row{}, err
 		}
 		if e.Position.Commit, err = event.ParseLSN(commit); err != nil {
+			return Row{}, err
+		}
+		if e.PayloadType, err = event.ParsePayloadType(payloadType); err != nil {
 			return Row{}, err
 		}
 		e.Bound, err = event.ParseLSN(bound)

@@ -359,6 +359,15 @@ func TestRecord_takesWhatAReceiverSaysAndWhatPostgresCannotStore(t *testing.T) {
 	}
 }
 
+func TestRecord_keepsWhatAPayloadIs(t *testing.T) {
+	db := testdb.New(t)
+	store := open(t, db)
+	for n, typ := range []event.PayloadType{event.JSON, event.Text, event.Binary} {
+		record(t, store, "sub", &event.Event{Source: "messages", ID: fmt.Sprint(n), Type: "t", Payload: []byte(`\x7b`), PayloadType: typ, Position: event.Position{Epoch: 1, Ordinal: int64(n)}})
+		want(t, "type of the payload", waiting(t, store, "sub")[n].Event.PayloadType, typ)
+	}
+}
+
 func TestRecord_inPiecesKeepsEveryDelivery(t *testing.T) {
 	db := testdb.New(t)
 	events := fill(t, db, 2500)

@@ -27,6 +27,8 @@ type Event struct {
 	Key string
 	// Payload and Headers are the text exactly as Postgres sent it; nil is SQL NULL.
 	Payload, Headers json.RawMessage
+	// PayloadType is what the text of Payload stands for.
+	PayloadType PayloadType
 	// OccurredAt is the text of the source's time column, "" where there is none.
 	OccurredAt string
 

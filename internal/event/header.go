@@ -3,6 +3,8 @@ package event
 import (
 	"bytes"
 	"encoding/json"
+	"iter"
+	"strings"
 )
 
 // CorrelationID returns the header "correlation_id", or "" if there is none. It looks through the headers
@@ -11,27 +13,55 @@ func (e *Event) CorrelationID() string { return e.Header("correlation_id") }
 
 // Header returns a header whose value is a JSON string, or "". The headers are valid JSON, because
 // Postgres or the reader of the envelope has seen to that; what is not comes out as "" or as a part of it.
-//
-// It walks over the text instead of decoding it: this is asked for each delivery to a destination.
 func (e *Event) Header(name string) (value string) {
-	rest := bytes.TrimLeft(e.Headers, space)
-	if len(rest) == 0 || rest[0] != '{' {
-		return ""
-	}
-	for rest = rest[1:]; ; {
-		rest = bytes.TrimLeft(rest, space+",")
-		key := stringAt(rest)
-		if key == nil {
-			return value
-		}
-		rest = bytes.TrimLeft(rest[len(key):], space+":")
-		found := valueAt(rest)
-		rest = rest[len(found):]
-		if unquote(key) == name { // the last one counts, as for everybody who reads JSON
+	for key, found := range e.members() {
+		if unquote(key) == name { // the last one counts, as for everyone who reads JSON
 			value = unquote(found)
 		}
-		if len(found) == 0 {
-			return value
+	}
+	return value
+}
+
+// EachHeader goes through the headers that are a string, number or boolean, in the order in which they stand: name
+// and text. It looks through the headers at each call.
+func (e *Event) EachHeader() iter.Seq2[string, string] {
+	return func(yield func(name, value string) bool) {
+		for key, found := range e.members() {
+			value := unquote(found)
+			if stringAt(found) == nil {
+				value = string(bytes.TrimRight(found, space))
+				if value == "null" || strings.ContainsAny(value, "{[") {
+					continue
+				}
+			}
+			if !yield(unquote(key), value) {
+				return
+			}
+		}
+	}
+}
+
+// members goes through the members of the headers as they are written.
+//
+// It walks over the text instead of decoding it: this is asked for each delivery to a destination.
+func (e *Event) members() iter.Seq2[[]byte, []byte] {
+	return func(yield func(key, value []byte) bool) {
+		rest := bytes.TrimLeft(e.Headers, space)
+		if len(rest) == 0 || rest[0] != '{' {
+			return
+		}
+		for rest = rest[1:]; ; {
+			rest = bytes.TrimLeft(rest, space+",")
+			key := stringAt(rest)
+			if key == nil {
+				return
+			}
+			rest = bytes.TrimLeft(rest[len(key):], space+":")
+			value := valueAt(rest)
+			rest = rest[len(value):]
+			if !yield(key, value) || len(value) == 0 {
+				return
+			}
 		}
 	}
 }

@@ -22,7 +22,8 @@ type Layout struct {
 	id, typ, version, aggregateType, aggregateID int
 	key, topic, revision, payload, headers, time int
 	published                                    int
-	row                                          []int    // of the primary key
+	row                                          []int // of the primary key
+	payloadType                                  event.PayloadType
 	path                                         []string // below column key, nil when the column itself is the key
 
 	warnings []string
@@ -199,7 +200,7 @@ func (l *Layout) EventOn(shelf *Shelf, values [][]byte) *event.Event {
 	if large {
 		all = shelf.bytes(body)
 	}
-	e.Payload, e.Headers = keep(payload), keep(headers)
+	e.Payload, e.Headers, e.PayloadType = keep(payload), keep(headers), l.payloadType
 	e.Occurrence = occurrenceOf(e.OccurredAt, e.Type, e.Payload)
 
 	checkNames(e)

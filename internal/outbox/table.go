@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/backendstart/walpost/internal/event"
 )
 
 // A Table is what the database says about a source's table: what Mark, Unpublished and Clean need to
@@ -44,6 +46,7 @@ type Table struct {
 // column is a row of pg_attribute.
 type column struct {
 	name, typ string
+	base      string // its type without a schema, of a domain the one below it
 	category  string // pg_type.typcategory
 	notNull   bool
 	generated bool
@@ -82,12 +85,13 @@ func (s *Source) Inspect(ctx context.Context, db DB) (*Table, error) {
 
 func (s *Source) attributes(ctx context.Context, db DB, table uint32) ([]column, error) {
 	rows, err := db.Query(ctx, `
-		SELECT a.attname::text, quote_ident(n.nspname) || '.' || quote_ident(y.typname), y.typcategory::text,
+		SELECT a.attname::text, quote_ident(n.nspname) || '.' || quote_ident(y.typname), coalesce(b.typname, y.typname)::text, y.typcategory::text,
 		       a.attnotnull, a.attgenerated <> '',
 		       coalesce(array_position(i.indkey::int2[], a.attnum) - array_lower(i.indkey::int2[], 1) + 1, 0)
 		FROM pg_attribute a
 		JOIN pg_type y ON y.oid = a.atttypid
 		JOIN pg_namespace n ON n.oid = y.typnamespace
+		LEFT JOIN pg_type b ON b.oid = y.typbasetype
 		LEFT JOIN pg_index i ON i.indrelid = a.attrelid AND i.indisprimary
 		WHERE a.attrelid = $1 AND a.attnum > 0 AND NOT a.attisdropped
 		ORDER BY a.attnum`, table)
@@ -96,7 +100,7 @@ func (s *Source) attributes(ctx context.Context, db DB, table uint32) ([]column,
 	}
 	columns, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (column, error) {
 		var c column
-		err := row.Scan(&c.name, &c.typ, &c.category, &c.notNull, &c.generated, &c.key)
+		err := row.Scan(&c.name, &c.typ, &c.base, &c.category, &c.notNull, &c.generated, &c.key)
 		return c, err
 	})
 	if err != nil {
@@ -168,6 +172,13 @@ func (t *Table) understand(columns []column) error {
 	for _, c := range columns {
 		t.types = append(t.types, c.typ)
 	}
+	switch columns[t.layout.payload].base {
+	case "json", "jsonb":
+	case "bytea":
+		t.layout.payloadType = event.Binary
+	default:
+		t.layout.payloadType = event.Text
+	}
 	t.timed = t.layout.time >= 0 && columns[t.layout.time].category == "D"
 	if err := t.findOrder(columns); err != nil {
 		return err
@@ -210,8 +221,14 @@ func (t *Table) Same(before *Table) bool {
 }
 
 // Layout finds the columns of a Relation message by name. It knows the primary key, so that the events'
-// Row is what Mark wants.
-func (t *Table) Layout(columns []string) (*Layout, error) { return t.Source.layout(columns, t.Key) }
+// Row is what Mark wants, and the type of the payload.
+func (t *Table) Layout(columns []string) (*Layout, error) {
+	l, err := t.Source.layout(columns, t.Key)
+	if err == nil {
+		l.payloadType = t.layout.payloadType
+	}
+	return l, err
+}
 
 // Marks reports whether rows are to be marked, and can be.
 func (t *Table) Marks() bool { return t.Source.Mark && t.Published != "" }

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/testdb"
 )
@@ -46,6 +47,25 @@ func TestInspect_knowsOurOwnTable(t *testing.T) {
 	values[0], values[1], values[2] = []byte("7"), []byte("01J"), []byte("t")
 	if e := layout.Event(values); e.Row != "7" || e.ID != "01J" {
 		t.Errorf("got row %q of event %q, want the primary key 7 and 01J", e.Row, e.ID)
+	}
+}
+
+func TestInspect_knowsWhatAPayloadIsByTheTypeOfItsColumn(t *testing.T) {
+	db := testdb.New(t)
+	db.Exec(`CREATE DOMAIN document AS jsonb; CREATE DOMAIN bytes AS bytea`)
+	for typ, want := range map[string]event.PayloadType{
+		"json": event.JSON, "jsonb": event.JSON, "document": event.JSON, "text": event.Text, "varchar(20)": event.Text, "xml": event.Text,
+		"bytea": event.Binary, "bytes": event.Binary,
+	} {
+		table := foreign(t, db, `id bigint PRIMARY KEY, type text, payload `+typ)
+		layout, err := table.Layout(table.Columns)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := layout.Event([][]byte{[]byte("1"), []byte("t"), []byte("1")}).PayloadType; got != want {
+			t.Errorf("%s: got %s, want %s", typ, got, want)
+		}
+		db.Exec(`DROP TABLE o`)
 	}
 }
 

@@ -88,6 +88,7 @@ CREATE TABLE walpost.owed (
     topic          TEXT        NOT NULL DEFAULT '',
     revision       TEXT        NOT NULL DEFAULT '',
     occurred_at    TEXT        NOT NULL DEFAULT '',
+    payload_type   TEXT        NOT NULL DEFAULT 'json',   -- of the source's column: json, text or bytea
     payload        TEXT,
     headers        TEXT,
     recorded_at    TIMESTAMPTZ NOT NULL DEFAULT now(),

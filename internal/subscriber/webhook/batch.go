@@ -32,6 +32,9 @@ func (b *Batching) HandleBatch(ctx context.Context, deliveries []subscriber.Deli
 	if oneSource { // else each element says its own
 		header.set("Walpost-Source", encode(last.Source))
 	}
+	if _, set := header.Header["Content-Type"]; !set {
+		header.Header["Content-Type"] = jsonType
+	}
 	appendOne := b.appendElement
 	if b.format == CloudEventsStructured {
 		header.Header["Content-Type"] = batchType

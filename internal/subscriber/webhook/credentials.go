@@ -84,7 +84,6 @@ func newCredentials(o, before Options, target *url.URL) *credentials {
 		c.keys = append(c.keys, newKey(key))
 	}
 	c.header.Set("User-Agent", "walpost")
-	c.header.Set("Content-Type", "application/json")
 	for name, value := range o.Headers {
 		c.header.Set(name, value)
 	}

@@ -2,9 +2,11 @@ package webhook
 
 import (
 	"crypto/sha256"
+	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -41,6 +43,10 @@ func (w *Webhook) attributes(e *event.Event) [][2]string {
 		{"sequence", e.Position.String()},
 		{"correlationid", e.CorrelationID()},
 		{"traceparent", e.Header("traceparent")},
+		{"aggregatetype", e.AggregateType},
+		{"version", e.Version},
+		{"topic", e.Topic},
+		{"revision", e.Revision},
 	}
 	kept := all[:0]
 	for _, attribute := range all {
@@ -48,7 +54,31 @@ func (w *Webhook) attributes(e *event.Event) [][2]string {
 			kept = append(kept, attribute)
 		}
 	}
+	for name, value := range e.EachHeader() {
+		name = attributeName(name)
+		taken := func(a [2]string) bool { return a[0] == name }
+		if name != "" && value != "" && !slices.Contains(reserved, name) && !slices.ContainsFunc(kept, taken) {
+			kept = append(kept, [2]string{name, value})
+		}
+	}
 	return kept
+}
+
+// reserved are names that an event's own header cannot take, besides those that have a value.
+var reserved = []string{"data", "database64", "datacontenttype", "dataschema", "subject", "time"}
+
+// attributeName makes the name of a CloudEvents attribute of that of an event's header: lower case letters and digits
+// (CloudEvents 1.0, "Naming conventions"), "" where nothing is left.
+func attributeName(name string) string {
+	return strings.Map(func(r rune) rune {
+		switch {
+		case 'A' <= r && r <= 'Z':
+			return r + 'a' - 'A'
+		case 'a' <= r && r <= 'z', '0' <= r && r <= '9':
+			return r
+		}
+		return -1
+	}, name)
 }
 
 // cloudHeader adds the attributes to the headers (CloudEvents HTTP binding, section 3.1).
@@ -74,9 +104,12 @@ func (w *Webhook) appendCloudEvent(to []byte, d subscriber.Delivery) []byte {
 	switch {
 	case d.Payload == nil:
 		return append(to[:len(to)-1], '}')
-	case json.Valid(d.Payload):
+	case isJSON(d):
 		to = append(to, `"datacontenttype":"application/json","data":`...)
 		to = append(to, d.Payload...)
+	case d.PayloadType == event.Binary:
+		to = append(to, `"datacontenttype":"application/octet-stream","data_base64":`...)
+		to = appendBase64(to, d)
 	default:
 		to = append(to, `"datacontenttype":"text/plain","data":`...)
 		to = appendString(to, string(d.Payload))
@@ -92,20 +125,40 @@ func (w *Webhook) appendElement(to []byte, d subscriber.Delivery) []byte {
 	to = appendField(to, "type", d.Type)
 	to = appendField(to, "key", d.Key)
 	to = appendField(to, "position", d.Position.String())
-	if id := d.CorrelationID(); id != "" {
-		to = appendField(to, "correlation_id", id)
+	for _, field := range [...][2]string{
+		{"correlation_id", d.CorrelationID()}, {"version", d.Version}, {"topic", d.Topic}, {"aggregate_type", d.AggregateType},
+		{"aggregate_id", d.AggregateID}, {"revision", d.Revision}, {"occurred_at", d.OccurredAt},
+	} {
+		if field[1] != "" {
+			to = appendField(to, field[0], field[1])
+		}
+	}
+	if json.Valid(d.Headers) {
+		to = append(append(append(to, `"headers":`...), d.Headers...), ',')
 	}
 	switch {
 	case d.Payload == nil:
 		to = append(to, `"payload":null`...)
-	case json.Valid(d.Payload):
+	case isJSON(d):
 		to = append(to, `"payload":`...)
 		to = append(to, d.Payload...)
+	case d.PayloadType == event.Binary:
+		to = append(to, `"payload_base64":`...)
+		to = appendBase64(to, d)
 	default:
 		to = append(to, `"payload_text":`...)
 		to = appendString(to, string(d.Payload))
 	}
 	return append(to, '}')
+}
+
+// isJSON tells whether the payload can stand in a JSON document as it is.
+func isJSON(d subscriber.Delivery) bool { return d.PayloadType == event.JSON && json.Valid(d.Payload) }
+
+// appendBase64 appends the bytes of a bytea as a JSON string.
+func appendBase64(to []byte, d subscriber.Delivery) []byte {
+	body, _ := bodyOf(d)
+	return append(base64.StdEncoding.AppendEncode(append(to, '"'), body), '"')
 }
 
 func appendField(to []byte, name, value string) []byte {

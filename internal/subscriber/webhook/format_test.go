@@ -96,14 +96,16 @@ func TestBatching_postsAnArrayOfEvents(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := r.got()
+	const rest = `"occurred_at":"2026-01-02 03:04:05.678901+00",` +
+		`"headers":{"correlation_id": "c-1", "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"},`
 	const first = `{"id":"01K0WEBH00K000000000000001","source":"lessons","type":"lesson.completed","key":"user-42","position":"00000000-00000000016b3748-00000001",` +
-		`"correlation_id":"c-1","payload":{"n": 1, "big": 12345678901234567890.123456789}}`
+		`"correlation_id":"c-1",` + rest + `"payload":{"n": 1, "big": 12345678901234567890.123456789}}`
 	for i, want := range []string{
 		`[` + first + `,{"id":"01K0WEBH00K000000000000002","source":"lessons","type":"lesson.completed","key":"user-42","position":"00000000-00000000016b3748-00000002",` +
-			`"correlation_id":"c-1","payload_text":"say \"hi\""},` +
-			`{"id":"01K0WEBH00K000000000000003","source":"lessons","type":"lesson.completed","key":"user-42","position":"00000000-00000000016b3748-00000003","payload":null},` +
+			`"correlation_id":"c-1",` + rest + `"payload_text":"say \"hi\""},` +
+			`{"id":"01K0WEBH00K000000000000003","source":"lessons","type":"lesson.completed","key":"user-42","position":"00000000-00000000016b3748-00000003","occurred_at":"2026-01-02 03:04:05.678901+00","payload":null},` +
 			`{"id":"01K0WEBH00K000000000000004","source":"lessons","type":"lesson.completed","key":"user-42","position":"00000000-00000000016b3748-00000004",` +
-			`"correlation_id":"c-1","payload":{"a" : 1.0}}]`,
+			`"correlation_id":"c-1",` + rest + `"payload":{"a" : 1.0}}]`,
 		got[0].body,
 		`[` + first + `]`,
 	} {

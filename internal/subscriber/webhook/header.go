@@ -1,8 +1,10 @@
 package webhook
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"maps"
 	"net/http"
 	"strconv"
@@ -17,7 +19,14 @@ import (
 const maxValue = 1 << 10
 
 // ourHeaders is how many headers of our own a request has at most, CloudEvents' aside.
-const ourHeaders = 13
+const ourHeaders = 18
+
+// maxOwn and maxOwnBytes bound what of the event's own headers is sent as headers; a body of CloudEvents or of a
+// batch has all of them.
+const (
+	maxOwn      = 16
+	maxOwnBytes = 4 << 10
+)
 
 // headers gathers the headers of one request, with one allocation for all values and one for the text of those
 // that are made for it. They are never used again: the transport may still write them after an answer has come.
@@ -53,16 +62,95 @@ func (w *Webhook) newHeader(c *credentials, d subscriber.Delivery) *headers {
 	if d.Key != "" {
 		h.set("Walpost-Key", encodeKey(d.Key))
 	}
-	if len(d.Headers) == 0 {
-		return h
+	for _, part := range [...]struct{ name, value string }{
+		{"Walpost-Version", d.Version}, {"Walpost-Topic", d.Topic}, {"Walpost-Aggregate", aggregate(d.Event)}, {"Walpost-Revision", d.Revision},
+	} {
+		if value := encode(part.value); value != "" && len(value) <= maxValue {
+			h.set(part.name, value)
+		}
 	}
-	if id := headerOf(d.Event, "correlation_id"); id != "" {
-		h.set("X-Correlation-Id", id)
-	}
-	if parent := headerOf(d.Event, "traceparent"); parent != "" {
-		h.set("Traceparent", parent)
-	}
+	h.setOwn(d.Event)
 	return h
+}
+
+// setOwn sets what stands in the event's own headers.
+func (h *headers) setOwn(e *event.Event) {
+	if len(e.Headers) == 0 {
+		return
+	}
+	own, size := 0, 0
+	for name, text := range e.EachHeader() {
+		value := encode(text)
+		if value == "" || len(value) > maxValue {
+			continue
+		}
+		switch name {
+		case "correlation_id":
+			h.set("X-Correlation-Id", value)
+			continue
+		case "traceparent":
+			h.set("Traceparent", value)
+			continue
+		}
+		name = ownName(name)
+		if size += len(name) + len(value); name == "" || own == maxOwn || size > maxOwnBytes {
+			continue
+		}
+		own++
+		h.set(name, value)
+	}
+}
+
+// ownName is the header in which one of the event's own is sent: letters, digits and hyphens, since proxies drop names
+// with an underscore. "" where the name has anything else.
+func ownName(name string) string {
+	for i := range len(name) {
+		if b := name[i]; b != '_' && b != '-' && (b < '0' || b > '9') && (b|0x20 < 'a' || b|0x20 > 'z') {
+			return ""
+		}
+	}
+	if name == "" || len(name) > 64 {
+		return ""
+	}
+	return http.CanonicalHeaderKey("Walpost-Header-" + strings.ReplaceAll(name, "_", "-"))
+}
+
+// aggregate names what the event is about: type and id with a slash between, or the one that there is.
+func aggregate(e *event.Event) string {
+	if e.AggregateType == "" || e.AggregateID == "" {
+		return e.AggregateType + e.AggregateID
+	}
+	return e.AggregateType + "/" + e.AggregateID
+}
+
+// bodyOf returns the payload as it is sent alone, and the value of Content-Type for it: a bytea is decoded.
+func bodyOf(d subscriber.Delivery) (body []byte, contentType []string) {
+	switch {
+	case d.Payload == nil:
+		return nil, nil
+	case d.PayloadType == event.JSON:
+		return d.Payload, jsonType
+	case d.PayloadType == event.Binary:
+		if body, err := decodeBytes(d.Payload); err == nil {
+			return body, binaryType
+		}
+	}
+	return d.Payload, textType
+}
+
+var (
+	jsonType   = []string{"application/json"}
+	textType   = []string{"text/plain; charset=utf-8"}
+	binaryType = []string{"application/octet-stream"}
+)
+
+// decodeBytes reads the text of a bytea.
+func decodeBytes(text []byte) ([]byte, error) {
+	digits, found := bytes.CutPrefix(text, []byte(`\x`))
+	if !found {
+		return nil, errors.New("a bytea begins with \\x")
+	}
+	return hex.AppendDecode(nil, digits)
 }
 
 // attemptHeader makes what says something about the attempt, with the configured headers.
@@ -81,14 +169,6 @@ func (w *Webhook) attemptHeader(c *credentials, d subscriber.Delivery) *headers 
 		h.set("Walpost-Replay", "true")
 	}
 	return h
-}
-
-// headerOf is one of the event's own headers, "" where it is too long to be sent.
-func headerOf(e *event.Event, name string) string {
-	if value := encode(e.Header(name)); len(value) <= maxValue {
-		return value
-	}
-	return ""
 }
 
 // encodeKey is encode for what has no bound in length: a key that is too long goes as its hash, which is as

@@ -138,13 +138,16 @@ func (w *Webhook) Handle(ctx context.Context, d subscriber.Delivery) error {
 		return err
 	}
 	header := w.newHeader(credentials, d)
-	body := []byte(d.Payload)
+	body, contentType := bodyOf(d)
 	switch w.format {
 	case CloudEvents:
 		w.cloudHeader(header.Header, d)
 	case CloudEventsStructured:
-		header.Header["Content-Type"] = structuredType
 		body = w.appendCloudEvent(nil, d)
+		header.Header["Content-Type"] = structuredType
+	}
+	if _, set := header.Header["Content-Type"]; !set && contentType != nil {
+		header.Header["Content-Type"] = contentType // values are shared: no one changes them
 	}
 	return w.post(ctx, encode(w.id(d.Event)), header, body)
 }
