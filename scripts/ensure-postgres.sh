@@ -38,9 +38,9 @@ docker_runs() { command -v docker >/dev/null 2>&1 && docker version --format '{{
 choose() {
 	root=yes
 	if command -v apt-get >/dev/null 2>&1; then
-		install='apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y postgresql'
+		install='apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends postgresql'
 	elif command -v dnf >/dev/null 2>&1; then
-		install='dnf install -q -y postgresql-server postgresql-contrib'
+		install='dnf install -q -y --setopt=install_weak_deps=False postgresql-server postgresql-contrib'
 	elif command -v yum >/dev/null 2>&1; then
 		install='yum install -q -y postgresql-server postgresql-contrib'
 	elif command -v apk >/dev/null 2>&1; then
