@@ -11,9 +11,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/backendstart/walpost/internal/config"
-	"github.com/backendstart/walpost/internal/httpapi"
+	"github.com/backendstart/walpost/internal/lessons"
+	"github.com/backendstart/walpost/internal/lessons/httpapi"
 	"github.com/backendstart/walpost/internal/postgres"
-	"github.com/backendstart/walpost/internal/progress"
 	"github.com/backendstart/walpost/migrations"
 )
 
@@ -55,7 +55,7 @@ func collectSeldom() {
 // newAPI builds the server. A nil registry keeps its metrics nowhere.
 func newAPI(auth httpapi.Auth, pool *postgres.Pool, registry prometheus.Registerer, log *slog.Logger) *httpapi.Server {
 	handler := httpapi.New(httpapi.Options{
-		Service:  progress.New(pool),
+		Service:  lessons.New(pool),
 		Auth:     auth,
 		Ready:    func(ctx context.Context) error { return migrations.Check(ctx, pool, migrations.Lessons) },
 		Log:      log,

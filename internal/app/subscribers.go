@@ -7,9 +7,10 @@ import (
 	"slices"
 
 	"github.com/backendstart/walpost/internal/config"
+	"github.com/backendstart/walpost/internal/lessons"
 	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/internal/sink/webhook"
 	"github.com/backendstart/walpost/internal/subscriber"
-	"github.com/backendstart/walpost/internal/subscriber/webhook"
 )
 
 // Kinds are the subscribers that a configuration can name, by kind.
@@ -30,14 +31,14 @@ type Room struct {
 func Subscribers() Kinds {
 	return Kinds{
 		"achievements": func(r Room) (subscriber.Subscriber, error) {
-			return subscriber.NewAchievements(r.Pool, r.Slot, r.Log), nil
+			return lessons.NewAchievements(r.Pool, r.Slot, r.Log), nil
 		},
 		"analytics": func(r Room) (subscriber.Subscriber, error) {
-			return subscriber.NewAnalytics(r.Pool, r.Slot, r.Log), nil
+			return lessons.NewAnalytics(r.Pool, r.Slot, r.Log), nil
 		},
 		"notifications": newNotifications,
 		"recommendations": func(r Room) (subscriber.Subscriber, error) {
-			return subscriber.NewRecommendations(r.Pool, r.Slot, r.Log), nil
+			return lessons.NewRecommendations(r.Pool, r.Slot, r.Log), nil
 		},
 		"webhook": func(r Room) (subscriber.Subscriber, error) {
 			o := webhookOptions(r.Config)
@@ -49,13 +50,13 @@ func Subscribers() Kinds {
 
 func newNotifications(r Room) (subscriber.Subscriber, error) {
 	if r.Mail.SMTPURL == "" {
-		return subscriber.NewNotifications(r.Pool, r.Slot, r.Log, subscriber.NewLogNotifier(r.Log)), nil
+		return lessons.NewNotifications(r.Pool, r.Slot, r.Log, lessons.NewLogNotifier(r.Log)), nil
 	}
-	notifier, err := subscriber.NewSMTPNotifier(r.Mail.SMTPURL.Reveal())
+	notifier, err := lessons.NewSMTPNotifier(r.Mail.SMTPURL.Reveal())
 	if err != nil {
 		return nil, err
 	}
-	return subscriber.NewNotifications(r.Pool, r.Slot, r.Log, notifier), nil
+	return lessons.NewNotifications(r.Pool, r.Slot, r.Log, notifier), nil
 }
 
 // Checks look at what a configuration says of kinds that have keys of their own.

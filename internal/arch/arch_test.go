@@ -47,15 +47,13 @@ var rooms = []room{
 
 	// Writing: one transaction makes the fact and the row.
 	{"outbox", "event postgres slab"},
-	{"progress", "event outbox postgres"},
-	{"httpapi", "event postgres progress safefile strictjson"},
 
 	// Relaying: from the bytes of the WAL to the handler of a subscriber, and back as a number.
 	{"pgoutput", "event"},
 	{"wal", "event postgres"},
 	{"ack", "event slab"},
-	{"subscriber", "event mask postgres store"},
-	{"subscriber/webhook", "event mask printable safefile subscriber"},
+	{"subscriber", "event postgres store"},
+	{"sink/webhook", "event mask printable safefile subscriber"},
 	{"lane", "ack event slab subscriber"},
 	{"debt", "event lane outbox postgres store"},
 	{"replay", "debt event outbox postgres store"},
@@ -66,10 +64,14 @@ var rooms = []room{
 	{"admin", "debt event lane outbox postgres relay replay store wal"},
 	{"ops", "admin debt lane postgres printable relay replay store strictjson"},
 
+	// The reference service: it writes events and reacts to them, and nothing of the relay knows it.
+	{"lessons", "event mask outbox postgres subscriber"},
+	{"lessons/httpapi", "event lessons postgres safefile strictjson"},
+
 	// app builds the parts of the program, cli calls it; bench measures with processes of the same program.
-	{"app", "ack admin config doctor event httpapi lane lease logs mask ops outbox pgserver postgres progress relay subscriber subscriber/webhook"},
-	{"bench", "event pgserver postgres subscriber"},
-	{"cli", "admin app bench config debt doctor httpapi lane logs mask postgres printable relay replay subscriber wal"},
+	{"app", "ack admin config doctor event lane lease lessons lessons/httpapi logs mask ops outbox pgserver postgres relay sink/webhook subscriber"},
+	{"bench", "event lessons pgserver postgres subscriber"},
+	{"cli", "admin app bench config debt doctor lane lessons/httpapi logs mask postgres printable relay replay subscriber wal"},
 
 	// For tests.
 	{"testdb", "pgserver postgres"},

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/lessons"
 	"github.com/backendstart/walpost/internal/subscriber"
 )
 
@@ -92,10 +93,10 @@ func (l *lab) oneByOne(ctx context.Context, events int) (sample, error) {
 	}
 	silent := slog.New(slog.DiscardHandler)
 	subscribers := []subscriber.Subscriber{
-		subscriber.NewAchievements(l.pinned, l.base, silent),
-		subscriber.NewAnalytics(l.pinned, l.base, silent),
-		subscriber.NewNotifications(l.pinned, l.base, silent, subscriber.NewLogNotifier(silent)),
-		subscriber.NewRecommendations(l.pinned, l.base, silent),
+		lessons.NewAchievements(l.pinned, l.base, silent),
+		lessons.NewAnalytics(l.pinned, l.base, silent),
+		lessons.NewNotifications(l.pinned, l.base, silent, lessons.NewLogNotifier(silent)),
+		lessons.NewRecommendations(l.pinned, l.base, silent),
 	}
 	begun := time.Now()
 	errs := make([]error, len(subscribers))

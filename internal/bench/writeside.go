@@ -15,9 +15,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/backendstart/walpost/internal/lessons"
 	"github.com/jackc/pgx/v5"
-
-	"github.com/backendstart/walpost/internal/event"
 )
 
 const clients = 8 // that complete lessons at the same time
@@ -76,8 +75,8 @@ func (l *lab) completeBare(ctx context.Context) (sample, error) {
 func (l *lab) completeOne(ctx context.Context, user, lesson int) error {
 	now := time.Now().UTC()
 	id := fmt.Sprintf("bare-%d-%d", user, lesson)
-	payload, err := json.Marshal(event.LessonCompleted{
-		EventID: id, Type: event.TypeLessonCompleted, CorrelationID: id, OccurredAt: now,
+	payload, err := json.Marshal(lessons.LessonCompleted{
+		EventID: id, Type: lessons.TypeLessonCompleted, CorrelationID: id, OccurredAt: now,
 		UserID: int64(user), LessonID: int64(lesson), TrackSlug: "go-basics", LessonSlug: "channels",
 	})
 	if err != nil {
@@ -93,7 +92,7 @@ func (l *lab) completeOne(ctx context.Context, user, lesson int) error {
 		_, err = tx.Exec(ctx, `
 			INSERT INTO outbox (event_id, event_type, aggregate_type, aggregate_id, partition_key, payload)
 			VALUES ($1, $2, 'lesson', $3, $4, $5::jsonb)`,
-			id, event.TypeLessonCompleted, strconv.Itoa(lesson), strconv.Itoa(user), string(payload))
+			id, lessons.TypeLessonCompleted, strconv.Itoa(lesson), strconv.Itoa(user), string(payload))
 		return err
 	})
 }

@@ -12,7 +12,7 @@ import (
 
 	"github.com/backendstart/walpost/internal/app"
 	"github.com/backendstart/walpost/internal/config"
-	"github.com/backendstart/walpost/internal/httpapi"
+	"github.com/backendstart/walpost/internal/lessons/httpapi"
 	"github.com/backendstart/walpost/internal/logs"
 	"github.com/backendstart/walpost/internal/mask"
 	"github.com/backendstart/walpost/internal/postgres"

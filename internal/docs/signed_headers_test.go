@@ -11,7 +11,7 @@ import (
 
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/subscriber"
-	"github.com/backendstart/walpost/internal/subscriber/webhook"
+	"github.com/backendstart/walpost/internal/sink/webhook"
 )
 
 const (

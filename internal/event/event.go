@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"time"
-	"unsafe"
 )
 
 // An Event is a fact that was committed to an outbox. The relay hands the same Event to every
@@ -46,10 +45,6 @@ type Event struct {
 	// Invalid says why the row is no valid event; "" for a valid one. An invalid event is never
 	// handed to a subscriber: it becomes a dead letter with this reason.
 	Invalid string
-
-	// lesson is what Lesson has read, a *readLesson. It is no atomic.Pointer, because events are copied
-	// before they are shared.
-	lesson unsafe.Pointer
 }
 
 // Identity tells whether two events are the same one: the same id comes again after TRUNCATE … RESTART

@@ -115,7 +115,7 @@ func TestLane_aGoodEventIsTriedWithinItsBoundBehindFailingKeys(t *testing.T) { /
 					r := run(t, sub, defaults())
 					r.share = 2500
 					for i := range failing {
-						ev := &event.Event{Source: "lessons", ID: fmt.Sprintf("bad%d/0", i), Key: fmt.Sprintf("bad%d", i), Type: event.TypeLessonCompleted}
+						ev := &event.Event{Source: "lessons", ID: fmt.Sprintf("bad%d/0", i), Key: fmt.Sprintf("bad%d", i), Type: "lesson.completed"}
 						if i == 1 {
 							ev.Payload = make([]byte, is.large)
 						}

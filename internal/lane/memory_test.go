@@ -36,7 +36,7 @@ func TestLane_letsGoOfWhatIsDone(t *testing.T) {
 				var seen []weak.Pointer[event.Event]
 				offer := func() {
 					for n := range events {
-						ev := &event.Event{Source: "lessons", ID: fmt.Sprint(n), Key: fmt.Sprint(n % 150), Type: event.TypeLessonCompleted, Payload: make([]byte, 2000)}
+						ev := &event.Event{Source: "lessons", ID: fmt.Sprint(n), Key: fmt.Sprint(n % 150), Type: "lesson.completed", Payload: make([]byte, 2000)}
 						seen = append(seen, weak.Make(ev))
 						r.offerEvent(ev)
 					}

@@ -96,7 +96,7 @@ func TestLane_whatComesAgainAfterACrashIsHandedOverBeforeTheDebtBehindIt(t *test
 			o := settings()
 			o.Ordering = ordering
 			r := newRig(t, sub, o)
-			owed := &event.Event{Source: "lessons", ID: "K/3", Key: "K", Type: event.TypeLessonCompleted, Position: event.Position{Commit: 4 * 8}}
+			owed := &event.Event{Source: "lessons", ID: "K/3", Key: "K", Type: "lesson.completed", Position: event.Position{Commit: 4 * 8}}
 			if err := r.debt.Record(t.Context(), "", []lane.Owed{{Event: owed}}); err != nil {
 				t.Fatal(err)
 			}

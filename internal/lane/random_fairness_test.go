@@ -124,7 +124,7 @@ func trouble(t *testing.T, w world, seed uint64) {
 	r.share = w.share
 	var ids []string
 	bad := func(i, n int) {
-		ev := &event.Event{Source: "lessons", ID: fmt.Sprintf("bad%d/%d", i, n), Key: fmt.Sprintf("bad%d", i), Type: event.TypeLessonCompleted}
+		ev := &event.Event{Source: "lessons", ID: fmt.Sprintf("bad%d/%d", i, n), Key: fmt.Sprintf("bad%d", i), Type: "lesson.completed"}
 		if w.large > 0 && i%10 == 0 {
 			ev.Payload = make([]byte, w.large)
 		}

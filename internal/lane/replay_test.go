@@ -23,7 +23,7 @@ func old(ids ...string) []*event.Event {
 	events := make([]*event.Event, len(ids))
 	for i, id := range ids {
 		key, _, _ := strings.Cut(id, "/")
-		events[i] = &event.Event{Source: "lessons", ID: id, Key: key, Type: event.TypeLessonCompleted, Position: event.Position{Commit: 7, Ordinal: int64(i)}}
+		events[i] = &event.Event{Source: "lessons", ID: id, Key: key, Type: "lesson.completed", Position: event.Position{Commit: 7, Ordinal: int64(i)}}
 	}
 	return events
 }

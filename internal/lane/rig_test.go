@@ -129,7 +129,7 @@ func (r *rig) stop() error {
 func (r *rig) offer(ids ...string) {
 	for _, id := range ids {
 		key, _, _ := strings.Cut(id, "/")
-		r.offerEvent(&event.Event{Source: "lessons", ID: id, Key: key, Type: event.TypeLessonCompleted})
+		r.offerEvent(&event.Event{Source: "lessons", ID: id, Key: key, Type: "lesson.completed"})
 	}
 }
 

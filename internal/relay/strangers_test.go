@@ -13,7 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/backendstart/walpost/internal/progress"
+	platform "github.com/backendstart/walpost/internal/lessons"
 	"github.com/backendstart/walpost/internal/relay"
 	"github.com/backendstart/walpost/internal/testdb"
 	"github.com/backendstart/walpost/migrations"
@@ -147,7 +147,7 @@ func TestRelay_goesOnWhileAStrangerHoldsEveryAdvisoryLock(t *testing.T) {
 			return h.Ready && in.named(h.Problems)
 		})
 	}
-	if _, err := progress.New(db.Pinned).Complete(t.Context(), progress.Completion{UserID: 42, LessonID: 1, TrackSlug: "go", LessonSlug: "x"}); err != nil {
+	if _, err := platform.New(db.Pinned).Complete(t.Context(), platform.Completion{UserID: 42, LessonID: 1, TrackSlug: "go", LessonSlug: "x"}); err != nil {
 		t.Error(err)
 	}
 	if err := migrations.Up(t.Context(), db.DSN, slog.New(slog.DiscardHandler), migrations.Walpost, migrations.Lessons); err != nil {

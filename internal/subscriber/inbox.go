@@ -62,7 +62,7 @@ func record(ctx context.Context, tx pgx.Tx, slot, subscriber string, deliveries 
 	}
 	// All in one round trip. The leadership comes first: what waits for it holds nothing yet.
 	batch := &pgx.Batch{}
-	holdTerm(batch, tx, slot, deliveries[0].Term)
+	HoldTerm(batch, tx, slot, deliveries[0].Term)
 	var recorded []event.Identity
 	store.QueueRecordEffects(batch, slot, subscriber, effects, func(fresh []event.Identity) { recorded = fresh })
 	if err := tx.SendBatch(ctx, batch).Close(); err != nil {

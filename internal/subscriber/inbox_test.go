@@ -3,15 +3,38 @@ package subscriber_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/subscriber"
 	"github.com/backendstart/walpost/internal/testdb"
 )
+
+// numbered is the delivery of the event with number n.
+func numbered(n int) subscriber.Delivery {
+	return subscriber.Delivery{Attempt: 1, Event: &event.Event{
+		Source: "lessons", ID: fmt.Sprintf("go-1-%02d", n), Type: "lesson.completed", Key: "1", Payload: []byte(`{}`),
+	}}
+}
+
+// texts runs a query of one text column.
+func texts(t *testing.T, db *testdb.DB, sql string, args ...any) []string {
+	t.Helper()
+	rows, err := db.Pool.Query(t.Context(), sql, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	values, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return values
+}
 
 func idsOf(deliveries []subscriber.Delivery) []string {
 	var ids []string
@@ -38,7 +61,7 @@ func once(t *testing.T, db *testdb.DB, slot, name string, deliveries []subscribe
 
 func TestOnce_givesFreshEventsInTheirOrderAndEachOnce(t *testing.T) {
 	db := testdb.New(t)
-	a, b, c := lessonOf(1, "go", 1), lessonOf(1, "go", 2), lessonOf(1, "go", 3)
+	a, b, c := numbered(1), numbered(2), numbered(3)
 	if got, want := once(t, db, "s", "n", []subscriber.Delivery{c, a, c}), []string{c.ID, a.ID}; !slices.Equal(got, want) {
 		t.Errorf("fresh = %q, want %q", got, want)
 	}
@@ -52,7 +75,7 @@ func TestOnce_givesFreshEventsInTheirOrderAndEachOnce(t *testing.T) {
 
 func TestOnce_keepsSubscribersAndSlotsApart(t *testing.T) {
 	db := testdb.New(t)
-	batch := []subscriber.Delivery{lessonOf(1, "go", 1)}
+	batch := []subscriber.Delivery{numbered(1)}
 	for _, who := range [][2]string{{"s", "n"}, {"s", "m"}, {"r", "n"}} {
 		if got, want := once(t, db, who[0], who[1], batch), idsOf(batch); !slices.Equal(got, want) {
 			t.Errorf("fresh for %q = %q, want %q", who, got, want)
@@ -66,7 +89,7 @@ func TestOnce_keepsSourcesAndOccurrencesApart(t *testing.T) {
 	var all []subscriber.Delivery
 	for _, source := range []string{"bills", "games"} {
 		for _, occurrence := range []string{"then", "now"} {
-			d := lessonOf(1, "go", 1)
+			d := numbered(1)
 			e := *d.Event
 			e.Source, e.Occurrence = source, occurrence
 			d.Event = &e
@@ -91,7 +114,7 @@ func TestOnce_keepsSourcesAndOccurrencesApart(t *testing.T) {
 
 func TestOnce_forgetsTheEventsWhenTheEffectFails(t *testing.T) {
 	db := testdb.New(t)
-	batch := []subscriber.Delivery{lessonOf(1, "go", 1), lessonOf(1, "go", 2)}
+	batch := []subscriber.Delivery{numbered(1), numbered(2)}
 	broken := errors.New("broken")
 	err := subscriber.Once(t.Context(), db.Pinned, "s", "n", batch,
 		func(ctx context.Context, tx pgx.Tx, _ []subscriber.Delivery) error {
@@ -123,7 +146,7 @@ func TestOnce_waitsForTheSameEventInAnotherTransaction(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			db := testdb.New(t)
-			batch := []subscriber.Delivery{lessonOf(1, "go", 1)}
+			batch := []subscriber.Delivery{numbered(1)}
 			first, second := make(chan error, 1), make(chan error, 1)
 			inside, proceed := make(chan struct{}), make(chan struct{})
 			go func() {
@@ -172,7 +195,7 @@ func again(at time.Time, deliveries []subscriber.Delivery) []subscriber.Delivery
 
 func TestOnce_doesAnEffectOnceMoreForEachReplayThatAsksForIt(t *testing.T) {
 	db := testdb.New(t)
-	batch := []subscriber.Delivery{lessonOf(1, "go", 1), lessonOf(1, "go", 2)}
+	batch := []subscriber.Delivery{numbered(1), numbered(2)}
 	once(t, db, "s", "n", batch)
 	once(t, db, "s", "other", batch)
 	replayed := slices.Clone(batch)
@@ -200,7 +223,7 @@ func TestOnce_doesAnEffectOnceMoreForEachReplayThatAsksForIt(t *testing.T) {
 
 func TestOnce_doesNotTrustAClockThatWasSetBack(t *testing.T) {
 	db := testdb.New(t)
-	batch := []subscriber.Delivery{lessonOf(1, "go", 1)}
+	batch := []subscriber.Delivery{numbered(1)}
 	asked := serverTime(t, db).Add(time.Hour) // by the clock of another server
 	once(t, db, "s", "n", again(asked, batch))
 	if got := once(t, db, "s", "n", again(asked, batch)); got != nil {
@@ -210,7 +233,7 @@ func TestOnce_doesNotTrustAClockThatWasSetBack(t *testing.T) {
 
 func TestOnce_forgetsThatItWasAskedAgainWhenTheEffectFails(t *testing.T) {
 	db := testdb.New(t)
-	batch := []subscriber.Delivery{lessonOf(1, "go", 1)}
+	batch := []subscriber.Delivery{numbered(1)}
 	once(t, db, "s", "n", batch)
 	asked := serverTime(t, db)
 	broken := errors.New("broken")

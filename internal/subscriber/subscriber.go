@@ -1,6 +1,6 @@
-// Package subscriber holds the contract between a lane and whoever reacts to events, and the built-in
-// subscribers, one file each. A subscriber must not know another one, nor where events come from.
-// Who calls it is package lane.
+// Package subscriber holds the contract between a lane and a subscriber, and the inbox by which a subscriber in the
+// same database has its effect once. A subscriber knows neither the others nor where events come from. Package lane
+// calls it; packages lessons and sink/webhook implement it.
 package subscriber
 
 import (
@@ -72,6 +72,24 @@ func (e *BatchError) Error() string {
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...).Error()
+}
+
+// HandleOne makes a Handle of a HandleBatch.
+func HandleOne(ctx context.Context, s BatchSubscriber, delivery Delivery) error {
+	err := s.HandleBatch(ctx, []Delivery{delivery})
+	var partial *BatchError
+	if errors.As(err, &partial) {
+		return partial.Failed[0]
+	}
+	return err
+}
+
+// FailedOf is the error of a HandleBatch: nil when nothing failed, so that no nil *BatchError becomes an error.
+func FailedOf(failed map[int]error) error {
+	if len(failed) == 0 {
+		return nil
+	}
+	return &BatchError{Failed: failed}
 }
 
 // ErrHeld is the error of a delivery that a batch did not try, because an earlier event of its key failed

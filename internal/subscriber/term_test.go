@@ -3,7 +3,6 @@ package subscriber_test
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -18,34 +17,6 @@ func under(term int64, d subscriber.Delivery) subscriber.Delivery {
 	return d
 }
 
-func TestSubscribers_haveNoEffectUnderALeadershipThatIsOver(t *testing.T) {
-	db := testdb.New(t)
-	db.Exec(`INSERT INTO walpost.fence (slot, n, term) SELECT 's', n, 8 FROM generate_series(0, 127) n`)
-	log := slog.New(slog.DiscardHandler)
-	for table, sub := range map[string]subscriber.Subscriber{
-		"user_achievements": subscriber.NewAchievements(db.Pinned, "s", log),
-		"analytics_events":  subscriber.NewAnalytics(db.Pinned, "s", log),
-		"recommendations":   subscriber.NewRecommendations(db.Pinned, "s", log),
-	} {
-		d := lessonOf(1, "go", 1)
-		if err := sub.Handle(t.Context(), under(7, d)); !errors.Is(err, subscriber.ErrOldTerm) {
-			t.Errorf("%s under an old term: %v, want ErrOldTerm", sub.Name(), err)
-		}
-		if got := db.Int(`SELECT count(*) FROM ` + table); got != 0 {
-			t.Errorf("%s has an effect under an old term", sub.Name())
-		}
-		if err := sub.Handle(t.Context(), under(8, d)); err != nil {
-			t.Errorf("%s under the term that is: %v", sub.Name(), err)
-		}
-		if got := db.Int(`SELECT count(*) FROM ` + table); got != 1 {
-			t.Errorf("%s has %d effects, want the one under the term that is", sub.Name(), got)
-		}
-	}
-	if got := db.Int(`SELECT count(*) FROM walpost.inbox`); got != 1 {
-		t.Errorf("%d records in the inbox, want one", got)
-	}
-}
-
 // An effect that is under way holds the leadership: the next leader gives nothing out before it has ended.
 func TestOnce_isOverBeforeTheNextLeadershipBegins(t *testing.T) {
 	db := testdb.New(t)
@@ -56,7 +27,7 @@ func TestOnce_isOverBeforeTheNextLeadershipBegins(t *testing.T) {
 		return err
 	}
 	var took chan int64
-	err := subscriber.Once(t.Context(), db.Pinned, "s", "n", []subscriber.Delivery{under(1, lessonOf(1, "go", 1))},
+	err := subscriber.Once(t.Context(), db.Pinned, "s", "n", []subscriber.Delivery{under(1, numbered(1))},
 		func(ctx context.Context, tx pgx.Tx, fresh []subscriber.Delivery) error {
 			took = make(chan int64, 1)
 			go func() { // what Fence.Lead does, and what the new leader sees when it may begin
@@ -74,7 +45,7 @@ func TestOnce_isOverBeforeTheNextLeadershipBegins(t *testing.T) {
 	if got := <-took; got != 1 {
 		t.Errorf("the new leader sees %d effects of the old one, want the one that was under way", got)
 	}
-	err = subscriber.Once(t.Context(), db.Pinned, "s", "n", []subscriber.Delivery{under(1, lessonOf(1, "go", 2))}, write)
+	err = subscriber.Once(t.Context(), db.Pinned, "s", "n", []subscriber.Delivery{under(1, numbered(2))}, write)
 	if !errors.Is(err, subscriber.ErrOldTerm) {
 		t.Errorf("after that: %v, want ErrOldTerm", err)
 	}
@@ -82,7 +53,7 @@ func TestOnce_isOverBeforeTheNextLeadershipBegins(t *testing.T) {
 
 func TestOnce_saysThatItsSlotIsNotTheRelays(t *testing.T) {
 	db := testdb.New(t)
-	err := subscriber.Once(t.Context(), db.Pinned, "other", "n", []subscriber.Delivery{under(1, lessonOf(1, "go", 1))},
+	err := subscriber.Once(t.Context(), db.Pinned, "other", "n", []subscriber.Delivery{under(1, numbered(1))},
 		func(context.Context, pgx.Tx, []subscriber.Delivery) error { return nil })
 	if err == nil || errors.Is(err, subscriber.ErrOldTerm) {
 		t.Errorf("got %v, want an error of its own: no wait for a leader helps", err)

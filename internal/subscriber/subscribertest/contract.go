@@ -70,6 +70,9 @@ func (b *bench) check(t *testing.T, checks []check) {
 	}
 }
 
+// lessonCompleted is the type of the events: the contract is tried with those of the lesson platform.
+const lessonCompleted = "lesson.completed"
+
 // LessonCompleted makes the n-th of a series of valid deliveries: three learners (the keys) on two tracks.
 // The same n gives the same event.
 func LessonCompleted(n int) subscriber.Delivery {
@@ -78,9 +81,9 @@ func LessonCompleted(n int) subscriber.Delivery {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC).Add(time.Duration(n) * time.Minute).Format(time.RFC3339)
 	payload := fmt.Sprintf(`{"event_id": %q, "type": %q, "correlation_id": "correlation-%d", "occurred_at": %q, `+
 		`"user_id": %d, "lesson_id": %d, "track_slug": %q, "lesson_slug": "lesson-%d"}`,
-		id, event.TypeLessonCompleted, n, at, user, n+1, track, n)
+		id, lessonCompleted, n, at, user, n+1, track, n)
 	return subscriber.Delivery{Attempt: 1, Event: &event.Event{
-		Source: "lessons", ID: id, Type: event.TypeLessonCompleted, Key: fmt.Sprint(user),
+		Source: "lessons", ID: id, Type: lessonCompleted, Key: fmt.Sprint(user),
 		Payload: []byte(payload), Headers: fmt.Appendf(nil, `{"correlation_id": "correlation-%d"}`, n),
 		OccurredAt: at, Row: fmt.Sprint(n + 1), Position: event.Position{Commit: 8, Ordinal: int64(n)},
 	}}
@@ -118,7 +121,7 @@ func hasStableName(t *testing.T, b *bench) {
 
 func wantsByType(t *testing.T, b *bench) {
 	for eventType, want := range map[string]bool{
-		event.TypeLessonCompleted: true, "": false, "lesson.completed ": false, "other.type": false,
+		lessonCompleted: true, "": false, "lesson.completed ": false, "other.type": false,
 	} {
 		if got := b.sub.Wants(eventType); got != want {
 			t.Errorf("Wants(%q) = %v, want %v", eventType, got, want)
