@@ -26,9 +26,9 @@ type Event struct {
 	ID string `json:"event"`
 	// Rows are the outbox rows with this id, of each source that has one. Two of one source are two events, unless
 	// their occurrences are the same.
-	Rows       []EventRow  `json:"rows"`
-	Deliveries []Standing  `json:"deliveries"`
-	Audit      []debt.Note `json:"audit"`
+	Rows       []EventRow   `json:"rows"`
+	Deliveries []Standing   `json:"deliveries"`
+	Audit      []store.Note `json:"audit"`
 	// Relay is nil where none was asked, or none has answered.
 	Relay *Remembered `json:"relay,omitempty"`
 }
@@ -98,7 +98,7 @@ func (e Event) Known() error {
 
 // Event looks up what is stored of an event. One that is nowhere has no error, but is not Known.
 func (a *Service) Event(ctx context.Context, id string) (Event, error) {
-	e := Event{ID: id, Rows: []EventRow{}, Deliveries: []Standing{}, Audit: []debt.Note{}}
+	e := Event{ID: id, Rows: []EventRow{}, Deliveries: []Standing{}, Audit: []store.Note{}}
 	if !utf8.ValidString(id) || strings.Contains(id, "\x00") {
 		return e, nil // Postgres would not take it
 	}
@@ -123,7 +123,7 @@ func (a *Service) Event(ctx context.Context, id string) (Event, error) {
 	if err != nil {
 		return e, err
 	}
-	if e.Audit, err = owing.Notes(ctx, id); err != nil {
+	if e.Audit, err = store.Notes(ctx, a.pool, a.slot, id); err != nil {
 		return e, err
 	}
 	if e.Rows, err = a.rowsOf(ctx, id); err != nil {

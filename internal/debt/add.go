@@ -43,13 +43,13 @@ func (s *Store) Add(ctx context.Context, subscriber string, eventIDs []string, s
 			return err
 		}
 		facts := map[string]any{"subscriber": subscriber, "state": state, "deliveries": total, "events": eventIDs[:min(len(eventIDs), maxNoted)]}
-		_, err = s.audit(ctx, tx, who, "add", facts, why)
+		_, err = store.Audit(ctx, tx, s.slot, who, "add", facts, why)
 		return err
 	})
 	if err != nil {
 		return 0, nil, fmt.Errorf("add owed events for %q: %w", subscriber, err)
 	}
-	Announce(ctx, s.pool, s.slot)
+	store.Announce(ctx, s.pool, s.slot)
 	return total, missing, nil
 }
 

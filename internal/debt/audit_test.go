@@ -9,8 +9,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/postgres"
+	recorded "github.com/backendstart/walpost/internal/store"
 	"github.com/backendstart/walpost/internal/testdb"
 )
 
@@ -75,7 +75,7 @@ func wantNoted(t *testing.T, db *testdb.DB, limit time.Duration) {
 		if _, err := tx.Exec(ctx, `INSERT INTO walpost.subscribers (slot, name) VALUES ('s', 'written')`); err != nil {
 			return err
 		}
-		if err := debt.NoteByRelay(ctx, tx, "s", "walpost", "repair", map[string]any{"rows": 1}, "a test"); err == nil {
+		if err := recorded.NoteByRelay(ctx, tx, "s", "walpost", "repair", map[string]any{"rows": 1}, "a test"); err == nil {
 			t.Error("the note was written")
 		}
 		return nil

@@ -411,7 +411,7 @@ func TestPeoplesChanges_areToldToWhoListens(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	if _, err := conn.Exec(t.Context(), `LISTEN `+pgx.Identifier{debt.Channel}.Sanitize()); err != nil {
+	if _, err := conn.Exec(t.Context(), `LISTEN `+pgx.Identifier{recorded.Channel}.Sanitize()); err != nil {
 		t.Fatal(err)
 	}
 	for _, change := range []func() error{

@@ -8,6 +8,7 @@ import (
 
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/lane"
+	"github.com/backendstart/walpost/internal/store"
 )
 
 // Narrow returns an error unless the filter is one by which people may change deliveries.
@@ -71,9 +72,9 @@ func (s *Store) inPieces(ctx context.Context, c change, choose func(tx pgx.Tx, a
 			if note == 0 {
 				facts := c.filter.facts()
 				facts["deliveries"] = len(chosen.spots)
-				noted, err = s.audit(ctx, tx, c.who, c.action, facts, c.why)
+				noted, err = store.Audit(ctx, tx, s.slot, c.who, c.action, facts, c.why)
 			} else {
-				noted, err = s.auditMore(ctx, tx, note, len(chosen.spots))
+				noted, err = store.AuditMore(ctx, tx, s.slot, note, len(chosen.spots))
 			}
 			if err != nil {
 				return err
@@ -86,7 +87,7 @@ func (s *Store) inPieces(ctx context.Context, c change, choose func(tx pgx.Tx, a
 		found := len(chosen.spots)
 		if found > 0 {
 			last, note = chosen.spots[found-1], noted
-			Announce(ctx, s.pool, s.slot)
+			store.Announce(ctx, s.pool, s.slot)
 		}
 		if len(c.filter.Events) > 0 {
 			changed = append(changed, chosen.spots...)

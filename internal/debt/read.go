@@ -250,7 +250,7 @@ func (s *Store) Blocked(ctx context.Context, subscriber string) ([]string, error
 }
 
 // changeSQL is the number of the last change by people at slot $1.
-const changeSQL = `(SELECT coalesce(max(id), 0) FROM walpost.audit WHERE slot = $1)`
+var changeSQL = store.LastChangeSQL("$1")
 
 // pausedSQL tells whether subscriber $2 of slot $1 is paused.
 var pausedSQL = store.PausedSQL("$1", "$2")

@@ -12,6 +12,7 @@ import (
 
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/lane"
+	"github.com/backendstart/walpost/internal/store"
 )
 
 // Record makes deliveries waiting, all or none; those that are recorded already stay as they are. An
@@ -134,8 +135,8 @@ func (c *columns) add(o *lane.Owed) {
 	c.ordinals = append(c.ordinals, e.Position.Ordinal)
 	c.madeUp = append(c.madeUp, e.Bound != 0)
 	c.bounds = append(c.bounds, e.LastOf().Commit.String())
-	c.types = append(c.types, text(e.Type))
-	c.keys = append(c.keys, text(e.Key))
+	c.types = append(c.types, store.Storable(e.Type))
+	c.keys = append(c.keys, store.Storable(e.Key))
 	c.rows = append(c.rows, e.Row)
 	c.xids = append(c.xids, int64(e.XID))
 	c.committed = append(c.committed, known(e.CommittedAt))
@@ -149,12 +150,12 @@ func (c *columns) add(o *lane.Owed) {
 }
 
 func (c *columns) addCopy(e *event.Event) {
-	c.versions = append(c.versions, text(e.Version))
-	c.aggregateTypes = append(c.aggregateTypes, text(e.AggregateType))
-	c.aggregateIDs = append(c.aggregateIDs, text(e.AggregateID))
-	c.topics = append(c.topics, text(e.Topic))
-	c.revisions = append(c.revisions, text(e.Revision))
-	c.times = append(c.times, text(e.OccurredAt))
+	c.versions = append(c.versions, store.Storable(e.Version))
+	c.aggregateTypes = append(c.aggregateTypes, store.Storable(e.AggregateType))
+	c.aggregateIDs = append(c.aggregateIDs, store.Storable(e.AggregateID))
+	c.topics = append(c.topics, store.Storable(e.Topic))
+	c.revisions = append(c.revisions, store.Storable(e.Revision))
+	c.times = append(c.times, store.Storable(e.OccurredAt))
 	c.payloadTypes = append(c.payloadTypes, e.PayloadType.String())
 	c.payloads = append(c.payloads, body(e.Payload))
 	c.headers = append(c.headers, body(e.Headers))

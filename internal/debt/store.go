@@ -129,16 +129,11 @@ func (s *Store) Lost(ctx context.Context) (map[string]int64, error) {
 
 // reason is what is kept of an error.
 func reason(s string) string {
-	s = text(s)
+	s = store.Storable(s)
 	if len(s) > maxError {
 		s = strings.ToValidUTF8(s[:maxError], "")
 	}
 	return s
-}
-
-// text makes a string that Postgres can store out of one that came from anywhere.
-func text(s string) string {
-	return strings.ToValidUTF8(strings.ReplaceAll(s, "\x00", ""), "\uFFFD")
 }
 
 // body passes the text of a payload or of headers through; nil is NULL.

@@ -96,7 +96,7 @@ func (s *Store) Pause(ctx context.Context, name, who, why string) error {
 // so it does not depend on its note.
 func (s *Store) Unwanted(ctx context.Context, name, why string) error {
 	return s.setPaused(ctx, name, true, func(tx pgx.Tx, facts map[string]any) error {
-		_ = NoteByRelay(ctx, tx, s.slot, "walpost", "pause", facts, reason(why))
+		_ = store.NoteByRelay(ctx, tx, s.slot, "walpost", "pause", facts, reason(why))
 		return nil
 	})
 }
@@ -104,7 +104,7 @@ func (s *Store) Unwanted(ctx context.Context, name, why string) error {
 // refusing notes the change of a person; without the note there is no change.
 func (s *Store) refusing(ctx context.Context, who, action, why string) func(pgx.Tx, map[string]any) error {
 	return func(tx pgx.Tx, facts map[string]any) error {
-		_, err := s.audit(ctx, tx, who, action, facts, why)
+		_, err := store.Audit(ctx, tx, s.slot, who, action, facts, why)
 		return err
 	}
 }
@@ -129,7 +129,7 @@ func (s *Store) setPaused(ctx context.Context, name string, paused bool, note fu
 		}
 		return fmt.Errorf("%s subscriber %q: %w", action, name, err)
 	}
-	Announce(ctx, s.pool, s.slot)
+	store.Announce(ctx, s.pool, s.slot)
 	return nil
 }
 
@@ -155,13 +155,13 @@ func (s *Store) Forget(ctx context.Context, name, who, why string) error {
 		if err := store.DeleteSubscriber(ctx, tx, s.slot, name); err != nil {
 			return err
 		}
-		_, err = s.audit(ctx, tx, who, "forget", map[string]any{"subscriber": name, "deliveries": discarded.Deliveries}, why)
+		_, err = store.Audit(ctx, tx, s.slot, who, "forget", map[string]any{"subscriber": name, "deliveries": discarded.Deliveries}, why)
 		return err
 	})
 	if err != nil {
 		return fmt.Errorf("forget subscriber %q: %w", name, err)
 	}
-	Announce(ctx, s.pool, s.slot)
+	store.Announce(ctx, s.pool, s.slot)
 	return nil
 }
 

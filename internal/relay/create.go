@@ -9,7 +9,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/store"
@@ -155,7 +154,7 @@ func (r *Relay) readyTx(ctx context.Context, tx pgx.Tx, s *session, fix *repair,
 	if s.record != nil {
 		facts["confirmed_before"] = s.record.confirmed.String()
 	}
-	if err := debt.NoteByRelay(ctx, tx, r.Slot, r.holder(), "repair", facts, fix.reason); err != nil && ctx.Err() == nil {
+	if err := store.NoteByRelay(ctx, tx, r.Slot, r.holder(), "repair", facts, fix.reason); err != nil && ctx.Err() == nil {
 		r.metrics.notes.Inc()
 		r.Log.Error("cannot note the repair in walpost.audit; the repair goes on", "facts", facts, "reason", fix.reason, "err", err)
 	}

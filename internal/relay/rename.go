@@ -6,7 +6,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/replay"
 	"github.com/backendstart/walpost/internal/store"
@@ -62,7 +61,7 @@ func (r *Relay) carryOverOne(ctx context.Context, before, name string) error {
 			return err
 		}
 		facts := map[string]any{"subscriber": name, "renamed_from": before}
-		if err := debt.NoteByRelay(ctx, tx, r.Slot, r.holder(), "rename", facts, "renamed_from in the configuration"); err != nil && ctx.Err() == nil {
+		if err := store.NoteByRelay(ctx, tx, r.Slot, r.holder(), "rename", facts, "renamed_from in the configuration"); err != nil && ctx.Err() == nil {
 			r.metrics.notes.Inc()
 			r.Log.Error("cannot note the new name in walpost.audit; it is carried over all the same", "facts", facts, "err", err)
 		}

@@ -66,13 +66,13 @@ func (s *Store) Ask(ctx context.Context, request Request, estimated int64, who, 
 		if err != nil {
 			return err
 		}
-		_, err = debt.Audit(ctx, tx, s.slot, who, "replay", map[string]any{"replay": asked.ID, "request": request, "rows": estimated}, why)
+		_, err = store.Audit(ctx, tx, s.slot, who, "replay", map[string]any{"replay": asked.ID, "request": request, "rows": estimated}, why)
 		return err
 	})
 	if err != nil {
 		return Replay{}, fmt.Errorf("ask for a replay to %q: %w", request.Subscriber, err)
 	}
-	debt.Announce(ctx, s.pool, s.slot)
+	store.Announce(ctx, s.pool, s.slot)
 	return asked, nil
 }
 
@@ -129,13 +129,13 @@ func (s *Store) Cancel(ctx context.Context, id int64, who, why string) (Replay, 
 		if err != nil {
 			return err
 		}
-		_, err = debt.Audit(ctx, tx, s.slot, who, "cancel replay", map[string]any{"replay": id, "subscriber": replay.Subscriber}, why)
+		_, err = store.Audit(ctx, tx, s.slot, who, "cancel replay", map[string]any{"replay": id, "subscriber": replay.Subscriber}, why)
 		return err
 	})
 	if err != nil {
 		return Replay{}, fmt.Errorf("cancel replay %d: %w", id, err)
 	}
-	debt.Announce(ctx, s.pool, s.slot)
+	store.Announce(ctx, s.pool, s.slot)
 	return replay, nil
 }
 

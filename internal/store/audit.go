@@ -1,26 +1,20 @@
-package debt
+package store
 
 import (
 	"context"
 	"encoding/json"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/backendstart/walpost/internal/postgres"
-	"github.com/backendstart/walpost/internal/store"
 )
 
 // Channel is what the relay can LISTEN on to hear at once of what people change; the payload is the slot.
 const Channel = "walpost"
-
-// audit writes down what a person changes in the transaction that changes it, and returns the number of the row. The
-// turn that it takes makes the numbers of a slot visible in their order: a relay takes the highest for the last.
-func (s *Store) audit(ctx context.Context, tx pgx.Tx, who, action string, facts map[string]any, why string) (id int64, err error) {
-	return Audit(ctx, tx, s.slot, who, action, facts, why)
-}
 
 // noteLimit is how long a note of the relay waits for a lock.
 const noteLimit = 2 * time.Second
@@ -49,20 +43,22 @@ func limitLocks(ctx context.Context, tx pgx.Tx, limit time.Duration) error {
 }
 
 // Audit writes down what a person changes at a slot, in the transaction that changes it, and returns the
-// number of the row in walpost.audit. Announce it after the commit.
+// number of the row. Announce it after the commit. Without the note there is no change.
+//
+// The turn that it takes makes the numbers of a slot visible in their order: a relay takes the highest for the last.
 func Audit(ctx context.Context, tx pgx.Tx, slot, who, action string, facts map[string]any, why string) (id int64, err error) {
 	what, err := json.Marshal(facts)
 	if err != nil {
 		return 0, fmt.Errorf("write the audit: %w", err)
 	}
-	if err := store.AwaitTurn(ctx, tx, slot, store.TurnAudit); err != nil {
+	if err := AwaitTurn(ctx, tx, slot, TurnAudit); err != nil {
 		return 0, err
 	}
 	var last int64 // before this one
 	err = tx.QueryRow(ctx, `
 		INSERT INTO walpost.audit AS a (slot, who, action, what, why) VALUES ($1, $2, $3, $4::text::jsonb, $5)
 		RETURNING a.id, (SELECT coalesce(max(id), 0) FROM walpost.audit WHERE slot = $1)`,
-		slot, text(who), action, string(what), text(why)).Scan(&id, &last)
+		slot, Storable(who), action, string(what), Storable(why)).Scan(&id, &last)
 	return id, explainAudit(err, id, last)
 }
 
@@ -82,10 +78,10 @@ func explainAudit(err error, id, last int64) error {
 	return nil
 }
 
-// auditMore adds deliveries to what is written down already, and returns its new number: a relay looks for
-// the highest one.
-func (s *Store) auditMore(ctx context.Context, tx pgx.Tx, note int64, deliveries int) (id int64, err error) {
-	if err := store.AwaitTurn(ctx, tx, s.slot, store.TurnAudit); err != nil {
+// AuditMore adds deliveries to what is written down already, and returns its new number: a relay takes the highest one
+// for the last.
+func AuditMore(ctx context.Context, tx pgx.Tx, slot string, note int64, deliveries int) (id int64, err error) {
+	if err := AwaitTurn(ctx, tx, slot, TurnAudit); err != nil {
 		return 0, err
 	}
 	var last int64
@@ -106,4 +102,44 @@ func Announce(ctx context.Context, pool *postgres.Pool, slot string) {
 	ctx, cancel := context.WithTimeout(ctx, announceLimit)
 	defer cancel()
 	_, _ = pool.Exec(ctx, `SELECT pg_catalog.pg_notify($1, $2)`, Channel, slot)
+}
+
+// Note is a row of walpost.audit: what a person has changed, and why.
+type Note struct {
+	At     time.Time       `json:"at"`
+	Who    string          `json:"who"`
+	Action string          `json:"action"`
+	What   json.RawMessage `json:"what"`
+	Why    string          `json:"why,omitempty"`
+}
+
+// Notes returns what was done to an event by its id, oldest first. What was done to it as one of all that a
+// filter chose does not name it, and neither does a list of more than 1,000.
+func Notes(ctx context.Context, q Querier, slot, eventID string) ([]Note, error) {
+	rows, err := q.Query(ctx, `
+		SELECT at, who, action, what, why FROM walpost.audit
+		WHERE slot = $1 AND (what->>'event' = $2 OR what->'events' ? $2) ORDER BY id`, slot, eventID)
+	if err != nil {
+		return nil, fmt.Errorf("read audit of event %q: %w", eventID, err)
+	}
+	notes, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (Note, error) {
+		var n Note
+		err := row.Scan(&n.At, &n.Who, &n.Action, &n.What, &n.Why)
+		n.At = n.At.UTC()
+		return n, err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read audit of event %q: %w", eventID, err)
+	}
+	return notes, nil
+}
+
+// LastChangeSQL is the number of the last change by people at a slot; slot is an expression.
+func LastChangeSQL(slot string) string {
+	return `(SELECT coalesce(max(n.id), 0) FROM walpost.audit n WHERE n.slot = ` + slot + `)`
+}
+
+// Storable makes a string that Postgres can store out of one that came from anywhere.
+func Storable(s string) string {
+	return strings.ToValidUTF8(strings.ReplaceAll(s, "\x00", ""), "\uFFFD")
 }
