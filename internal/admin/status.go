@@ -87,13 +87,16 @@ type Owed struct {
 // Status looks at the database. It counts everything that is owed.
 func (a *Service) Status(ctx context.Context) (Status, error) {
 	s := Status{Slot: Slot{Name: a.slot}, Subscribers: []Subscriber{}}
-	var epoch int32
-	err := a.pool.QueryRow(ctx, `
-		SELECT now(), coalesce(s.state, ''), coalesce(s.epoch, 0) FROM (VALUES (1)) one
-		LEFT JOIN walpost.slots s ON s.slot = $1`, a.slot).
-		Scan(&s.At, &s.Slot.State, &epoch)
-	if err != nil {
+	if err := a.pool.QueryRow(ctx, `SELECT pg_catalog.now()`).Scan(&s.At); err != nil {
 		return s, fmt.Errorf("look up slot %q: %w", a.slot, err)
+	}
+	record, err := store.ReadSlotRecord(ctx, a.pool, a.slot)
+	if err != nil {
+		return s, err
+	}
+	var epoch int32
+	if record != nil {
+		s.Slot.State, epoch = string(record.State), record.Epoch
 	}
 	s.At = s.At.UTC()
 	holder, term, err := store.LastLeader(ctx, a.pool, a.slot)

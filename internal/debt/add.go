@@ -2,7 +2,6 @@ package debt
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -119,36 +118,38 @@ func (s *Store) add(ctx context.Context, tx pgx.Tx, subscriber string, ids []str
 	return changed + len(added), missing, nil
 }
 
-// behindTheStream is the first free position before all that the stream still brings: those of a repair
-// stand there, too. (docs/postgres.md §1)
+// behindTheStream is the first free position before all that the stream still brings to a subscriber.
 func (s *Store) behindTheStream(ctx context.Context, tx pgx.Tx, subscriber string) (event.Position, error) {
-	var position event.Position
-	var confirmed string
-	err := tx.QueryRow(ctx, `SELECT epoch, confirmed::text FROM walpost.slots WHERE slot = $1`, s.slot).Scan(&position.Epoch, &confirmed)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return position, fmt.Errorf("slot %q is not known in this database: start the relay first, or name the right slot", s.slot)
-	}
-	if err != nil {
-		return position, err
-	}
-	if position.Commit, err = event.ParseLSN(confirmed); err != nil {
-		return position, err
-	}
-	if position.Commit > 0 {
-		position.Commit--
-	}
 	// So two people do not take the same positions.
 	if err := store.AwaitTurn(ctx, tx, s.slot, store.TurnAdd); err != nil {
-		return position, err
+		return event.Position{}, err
 	}
-	if _, err := store.IsConfigured(ctx, tx, s.slot, subscriber); err != nil {
-		return position, err
+	position, err := FreePosition(ctx, tx, s.slot, subscriber)
+	if err == nil {
+		_, err = store.IsConfigured(ctx, tx, s.slot, subscriber)
 	}
-	err = tx.QueryRow(ctx, `
+	return position, err
+}
+
+// FreePosition is the first free position before all that the stream still brings to a subscriber: those of a repair
+// stand there, too. (docs/postgres.md §1)
+func FreePosition(ctx context.Context, q store.Querier, slot, subscriber string) (event.Position, error) {
+	record, err := store.ReadSlotRecord(ctx, q, slot)
+	if err == nil && record == nil {
+		err = fmt.Errorf("slot %q is not known in this database: start the relay first, or name the right slot", slot)
+	}
+	if err != nil {
+		return event.Position{}, err
+	}
+	position := event.Position{Epoch: record.Epoch, Commit: max(record.Confirmed, 1) - 1}
+	err = q.QueryRow(ctx, `
 		SELECT coalesce(max(ordinal) + 1, 0) FROM walpost.owed WHERE slot = $1 AND subscriber = $2
 		AND epoch = $3 AND commit_lsn = $4::text::pg_lsn`,
-		s.slot, subscriber, position.Epoch, position.Commit.String()).Scan(&position.Ordinal)
-	return position, err
+		slot, subscriber, position.Epoch, position.Commit.String()).Scan(&position.Ordinal)
+	if err != nil {
+		return position, fmt.Errorf("find a position before the stream: %w", err)
+	}
+	return position, nil
 }
 
 // sorted returns the tables in the order of their sources' names.

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/store"
 )
 
 // Discard gives deliveries up for good. They stay as paid until the leader has marked the outbox rows of which
@@ -77,6 +78,5 @@ func (s *Store) Clean(ctx context.Context) (int, error) {
 	}
 }
 
-// passed is true of a delivery, named o, whose transaction the slot has behind it: the server never sends
-// one again that committed below the confirmed position. (docs/postgres.md §1)
-const passed = `EXISTS (SELECT FROM walpost.slots s WHERE s.slot = o.slot AND (o.epoch, greatest(o.commit_lsn, o.bound)) < (s.epoch, s.confirmed))`
+// passed is true of a delivery, named o, whose transaction the slot has behind it.
+var passed = store.PassedBySlot("o.slot", "(o.epoch, greatest(o.commit_lsn, o.bound))")

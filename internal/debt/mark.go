@@ -2,7 +2,6 @@ package debt
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 
@@ -238,15 +237,12 @@ func (s *Store) settlePaid(ctx context.Context, tx pgx.Tx, found []unmarked, wai
 // where each subscriber needs nothing that it sends.
 func (s *Store) passed(ctx context.Context, tx pgx.Tx) (map[string]event.Position, error) {
 	passed := make(map[string]event.Position)
-	var confirmed event.Position
-	var commit string
-	err := tx.QueryRow(ctx, `SELECT epoch, confirmed::text FROM walpost.slots WHERE slot = $1`, s.slot).Scan(&confirmed.Epoch, &commit)
-	if err == nil {
-		confirmed.Commit, err = event.ParseLSN(commit)
-		passed[forAll] = confirmed
-	}
-	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+	record, err := store.ReadSlotRecord(ctx, tx, s.slot)
+	if err != nil {
 		return nil, err
+	}
+	if record != nil {
+		passed[forAll] = event.Position{Epoch: record.Epoch, Commit: record.Confirmed}
 	}
 	subscribers, err := store.Subscribers(ctx, tx, s.slot)
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/internal/store"
 )
 
 // Row is a delivery as it is recorded.
@@ -134,8 +135,7 @@ func (s *Store) hidden(ctx context.Context, tx pgx.Tx, table *outbox.Table, rows
 	if len(missing) == 0 {
 		return nil, nil
 	}
-	var epoch int32
-	err := tx.QueryRow(ctx, `SELECT coalesce((SELECT epoch FROM walpost.slots WHERE slot = $1), 1)`, s.slot).Scan(&epoch)
+	epoch, err := store.SlotEpoch(ctx, tx, s.slot)
 	if err != nil {
 		return nil, err
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/replay"
+	"github.com/backendstart/walpost/internal/store"
 	"github.com/backendstart/walpost/internal/subscriber"
 )
 
@@ -69,17 +70,14 @@ func (s *suspect) same(subscriber string, ev *event.Event) bool {
 // countStart notes that a process begins to use the slot. A clean stop, and a life that is long enough, take the
 // count back.
 func (r *Relay) countStart(ctx context.Context) (unclean int, found *suspect, err error) {
-	var text []byte
+	var text json.RawMessage
 	err = postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) error {
-		return tx.QueryRow(ctx, `
-			UPDATE walpost.slots SET unclean_starts = unclean_starts + 1 WHERE slot = $1
-			RETURNING unclean_starts - 1, suspect`, r.Slot).Scan(&unclean, &text)
+		unclean, text, err = store.CountUncleanStart(ctx, tx, r.Slot)
+		return err
 	})
 	switch {
-	case errors.Is(err, pgx.ErrNoRows):
-		return 0, nil, nil
 	case err != nil:
-		return 0, nil, fmt.Errorf("count the start: %w", err)
+		return 0, nil, err
 	case text == nil || unclean < uncleanLimit:
 		return unclean, nil, nil
 	}
@@ -203,14 +201,14 @@ func (g *guard) handedTo(name string) handed {
 
 // write notes what is in hand; nil is nothing.
 func (g *guard) write(ctx context.Context, s *suspect) error {
-	text, err := json.Marshal(s)
-	if err == nil {
-		_, err = g.pool.Exec(ctx, `UPDATE walpost.slots SET suspect = nullif($2::jsonb, 'null') WHERE slot = $1`, g.slot, string(text))
+	var text json.RawMessage
+	if s != nil {
+		var err error
+		if text, err = json.Marshal(s); err != nil {
+			return fmt.Errorf("write down the event in hand: %w", err)
+		}
 	}
-	if err != nil {
-		return fmt.Errorf("write down the event in hand: %w", err)
-	}
-	return nil
+	return postgres.InTx(ctx, g.pool, func(tx pgx.Tx) error { return store.WriteInHand(ctx, tx, g.slot, text) })
 }
 
 // carefully makes a subscriber go through the guard. It takes no batches then.
@@ -243,7 +241,7 @@ func (c carefully) Handle(ctx context.Context, d subscriber.Delivery) error {
 
 // endClean notes that the process ended as it was told to.
 func (r *Relay) endClean(ctx context.Context) {
-	_, err := r.Pool.Exec(ctx, `UPDATE walpost.slots SET unclean_starts = 0, suspect = NULL WHERE slot = $1`, r.Slot)
+	err := postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) error { return store.ForgetStarts(ctx, tx, r.Slot) })
 	if err != nil {
 		r.Log.Warn("cannot note that this was a clean stop", "err", err)
 	}

@@ -64,7 +64,7 @@ func (l *tableLedger) write(ctx context.Context, finished []*ack.Entry, confirm 
 				return err
 			}
 		}
-		return l.confirm(ctx, tx, confirm)
+		return store.RaiseConfirmed(ctx, tx, l.slot, confirm)
 	})
 	if err != nil {
 		return 0, l.explained(ctx, err)
@@ -149,18 +149,4 @@ func (l *tableLedger) explained(ctx context.Context, err error) error {
 	}
 	l.use(tables)
 	return err
-}
-
-// confirm records the position. Once that is committed the server may be told.
-func (l *tableLedger) confirm(ctx context.Context, tx pgx.Tx, lsn event.LSN) error {
-	tag, err := tx.Exec(ctx, `
-		UPDATE walpost.slots SET confirmed = greatest(confirmed, $2::text::pg_lsn), updated_at = now()
-		WHERE slot = $1`, l.slot, lsn.String())
-	if err != nil {
-		return fmt.Errorf("record %v as confirmed of slot %q: %w", lsn, l.slot, err)
-	}
-	if tag.RowsAffected() == 0 {
-		return fmt.Errorf("record %v as confirmed of slot %q: its row in walpost.slots is gone; restart walpost", lsn, l.slot)
-	}
-	return nil
 }

@@ -54,10 +54,7 @@ func (r *Relay) carryOverOne(ctx context.Context, before, name string) error {
 		if err := replay.Rename(ctx, tx, r.Slot, before, name); err != nil {
 			return err
 		}
-		_, err = tx.Exec(ctx, `
-			UPDATE walpost.slots SET suspect = pg_catalog.jsonb_set(suspect, '{subscriber}', pg_catalog.to_jsonb($3::text))
-			WHERE slot = $1 AND suspect->>'subscriber' = $2`, r.Slot, before, name)
-		if err != nil {
+		if err := store.RenameInHand(ctx, tx, r.Slot, before, name); err != nil {
 			return err
 		}
 		facts := map[string]any{"subscriber": name, "renamed_from": before}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/postgres"
@@ -31,21 +32,7 @@ func (s *Store) Open(ctx context.Context) ([]Replay, error) {
 // Position is the first free position before all that the stream still brings to the subscriber. A replayed
 // event stands there if it becomes a dead letter. (docs/postgres.md §1)
 func (s *Store) Position(ctx context.Context, subscriber string) (event.Position, error) {
-	var position event.Position
-	var commit string
-	err := s.pool.QueryRow(ctx, `
-		SELECT s.epoch, s.commit::text, (
-			SELECT coalesce(max(ordinal) + 1, 0) FROM walpost.owed
-			WHERE slot = $1 AND subscriber = $2 AND epoch = s.epoch AND commit_lsn = s.commit)
-		FROM (SELECT epoch, CASE confirmed WHEN '0/0' THEN confirmed ELSE '0/0'::pg_lsn + (confirmed - '0/0'::pg_lsn - 1) END AS commit
-			FROM walpost.slots WHERE slot = $1) s`, s.slot, subscriber).Scan(&position.Epoch, &commit, &position.Ordinal)
-	if err == nil {
-		position.Commit, err = event.ParseLSN(commit)
-	}
-	if err != nil {
-		return position, fmt.Errorf("find a position behind the stream: %w", err)
-	}
-	return position, nil
+	return debt.FreePosition(ctx, s.pool, s.slot, subscriber)
 }
 
 // Page is a piece of a source's rows.
