@@ -119,6 +119,7 @@ type columns struct {
 	attempts                  []int32
 	next, firstFail, lastFail []*time.Time
 	errors, invalid           []string
+	lost                      []bool
 	sizes                     []int32
 
 	versions, aggregateTypes, aggregateIDs, topics, revisions, times, payloadTypes []string
@@ -146,6 +147,7 @@ func (c *columns) add(o *lane.Owed) {
 	c.lastFail = append(c.lastFail, known(o.LastFailure))
 	c.errors = append(c.errors, reason(o.Err))
 	c.invalid = append(c.invalid, reason(e.Invalid))
+	c.lost = append(c.lost, e.Lost)
 	c.sizes = append(c.sizes, int32(e.Size()))
 }
 
@@ -163,7 +165,7 @@ func (c *columns) addCopy(e *event.Event) {
 
 func (c *columns) args() []any {
 	return []any{c.sources, c.ids, c.occurrences, c.epochs, c.commits, c.ordinals, c.madeUp, c.bounds, c.types, c.keys, c.rows, c.xids, c.committed,
-		c.attempts, c.next, c.firstFail, c.lastFail, c.errors, c.invalid, c.sizes}
+		c.attempts, c.next, c.firstFail, c.lastFail, c.errors, c.invalid, c.lost, c.sizes}
 }
 
 func (c *columns) copyArgs() []any {
@@ -180,7 +182,7 @@ var (
 		{"made_up", "bool"}, {"bound", "text"},
 		{"event_type", "text"}, {"key", "text"}, {"row_id", "text"}, {"xid", "bigint"}, {"committed_at", "timestamptz"},
 		{"attempts", "int"}, {"next_attempt", "timestamptz"}, {"first_failure", "timestamptz"}, {"last_failure", "timestamptz"},
-		{"error", "text"}, {"invalid", "text"}, {"size", "int"},
+		{"error", "text"}, {"invalid", "text"}, {"lost", "bool"}, {"size", "int"},
 	}
 	ofCopies = []typed{
 		{"version", "text"}, {"aggregate_type", "text"}, {"aggregate_id", "text"}, {"topic", "text"}, {"revision", "text"},
@@ -198,7 +200,7 @@ var (
 const becomesDead = `
 	ON CONFLICT (slot, event_id, source, occurrence, subscriber) DO UPDATE SET state = 'dead', next_attempt = NULL, mark = false,
 	    attempts = excluded.attempts, first_failure = excluded.first_failure, last_failure = excluded.last_failure,
-	    error = excluded.error, invalid = excluded.invalid`
+	    error = excluded.error, invalid = excluded.invalid, lost = excluded.lost`
 
 // insert writes the rows that its arguments hold by column; $1 to $3 are slot, subscriber and state.
 func insert(columns []typed, copied, mark bool) string {

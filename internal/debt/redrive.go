@@ -134,7 +134,7 @@ func (s *Store) chooseDead(ctx context.Context, tx pgx.Tx, chosen *piece, filter
 // becomesWaiting makes a dead delivery wait. How large an event is that was not kept is not known: it counts
 // as so large that it is read alone.
 const becomesWaiting = `
-	UPDATE walpost.owed SET state = 'waiting', next_attempt = NULL, first_failure = NULL, invalid = '',
+	UPDATE walpost.owed SET state = 'waiting', next_attempt = NULL, first_failure = NULL, invalid = '', lost = false,
 	    size = CASE invalid WHEN '' THEN size ELSE 2147483647 END
 	WHERE ` + theDelivery
 

@@ -32,7 +32,7 @@ type Row struct {
 const (
 	rowColumns = `o.subscriber, o.state, o.source, o.event_id, o.occurrence, o.epoch, o.commit_lsn::text, o.ordinal,
 		CASE WHEN o.made_up THEN o.bound::text ELSE '0/0' END, o.event_type, o.key,
-		o.row_id, o.xid, o.committed_at, o.attempts, o.next_attempt, o.first_failure, o.last_failure, o.error, o.invalid, o.copied,
+		o.row_id, o.xid, o.committed_at, o.attempts, o.next_attempt, o.first_failure, o.last_failure, o.error, o.invalid, o.lost, o.copied,
 		o.version, o.aggregate_type, o.aggregate_id, o.topic, o.revision, o.occurred_at, o.payload_type, o.recorded_at`
 	bodyColumns = `, o.payload, o.headers`
 	noBodies    = `, NULL::text, NULL::text`
@@ -52,7 +52,7 @@ func collect(rows pgx.Rows, err error) ([]Row, error) {
 			committed, next, first, last *time.Time
 		)
 		err := row.Scan(&r.Subscriber, &r.State, &e.Source, &e.ID, &e.Occurrence, &e.Position.Epoch, &commit, &e.Position.Ordinal, &bound, &e.Type, &e.Key,
-			&e.Row, &xid, &committed, &r.Attempts, &next, &first, &last, &r.Err, &e.Invalid, &r.Copied,
+			&e.Row, &xid, &committed, &r.Attempts, &next, &first, &last, &r.Err, &e.Invalid, &e.Lost, &r.Copied,
 			&e.Version, &e.AggregateType, &e.AggregateID, &e.Topic, &e.Revision, &e.OccurredAt, &payloadType, &r.RecordedAt,
 			(*[]byte)(&e.Payload), (*[]byte)(&e.Headers))
 		if err != nil {
@@ -164,7 +164,7 @@ func holds(row, recorded *event.Event) bool {
 // referred puts together what is recorded of an event and what its row holds.
 func referred(recorded, row *event.Event) *event.Event {
 	if !holds(row, recorded) {
-		recorded.Invalid = gone(recorded, row)
+		recorded.Lost, recorded.Invalid = true, gone(recorded, row)
 		return recorded
 	}
 	e := *row

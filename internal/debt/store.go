@@ -26,8 +26,8 @@ const (
 	maxBytes = 4 << 20
 )
 
-// Gone is why an event that was owed by reference cannot be sent any more. More follows it where another event has
-// taken the row's primary key.
+// Gone says why an event that was owed by reference cannot be sent any more. More follows it where another event has
+// taken the row's primary key. It is for people: the fact is Event.Lost.
 const Gone = "the outbox row is gone and no copy was kept"
 
 // Store is the debt of one slot. It is safe for concurrent use, also by other processes: people change
@@ -106,12 +106,12 @@ func (s *Store) Counts(ctx context.Context) ([]Count, error) {
 	return counts, nil
 }
 
-// Lost counts, by subscriber, the dead letters that nobody can send any more: the owner of the outbox has
+// Lost counts, by subscriber, the dead letters that no one can send any more: the owner of the outbox has
 // deleted or replaced the row, and there is no copy. They stay until a person discards them.
 func (s *Store) Lost(ctx context.Context) (map[string]int64, error) {
 	rows, err := s.pool.Query(ctx, `
 		SELECT subscriber, count(*) FROM walpost.owed
-		WHERE slot = $1 AND state = 'dead' AND pg_catalog.starts_with(error, $2) GROUP BY 1`, s.slot, Gone)
+		WHERE slot = $1 AND state = 'dead' AND lost GROUP BY 1`, s.slot)
 	if err != nil {
 		return nil, fmt.Errorf("count lost events: %w", err)
 	}

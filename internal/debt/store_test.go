@@ -212,6 +212,42 @@ func TestWaiting_saysThatARowIsGone(t *testing.T) {
 
 // Under synchronous replication an event comes a moment, or as long as the standby is away, before its row is
 // visible. It is not gone, and what is behind it waits.
+// What is lost is a fact of its own: a receiver may answer in the words that walpost uses for it.
+func TestLost_countsWhatNoOneCanSendAnyMore(t *testing.T) {
+	db := testdb.New(t)
+	store := open(t, db, lessons())
+	events := fill(t, db, 3)
+	db.Exec(`INSERT INTO walpost.subscribers (slot, name) VALUES ($1, 'sub')`, slot)
+	record(t, store, "sub", events...)
+	db.Exec(`DELETE FROM outbox WHERE id = 1`)
+	for _, o := range waiting(t, store, "sub")[:2] {
+		if o.Err = o.Event.Invalid; o.Err == "" {
+			o.Err = debt.Gone + ", says the receiver"
+		}
+		if err := store.Dead(t.Context(), "sub", o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	lost := func() int64 {
+		byName, err := store.Lost(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return byName["sub"]
+	}
+	want(t, "lost", lost(), 1)
+	redrive(t, store, debt.Filter{Subscriber: "sub"})
+	want(t, "lost while it waits", lost(), 0)
+	for _, o := range waiting(t, store, "sub")[:1] {
+		want(t, "known to be lost when it is read again", o.Event.Lost, true)
+		o.Err = o.Event.Invalid
+		if err := store.Dead(t.Context(), "sub", o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want(t, "lost again", lost(), 1)
+}
+
 func TestWaiting_endsBeforeARowThatIsNotVisibleYet(t *testing.T) {
 	db := testdb.New(t)
 	store := open(t, db, lessons())

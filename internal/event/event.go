@@ -42,6 +42,9 @@ type Event struct {
 	CommittedAt time.Time
 	// XID is the transaction that wrote the row; 0 for a row that was read from the table.
 	XID uint32
+	// Lost tells that its row is gone and no copy was kept, so that no one can send it any more. Invalid says the same in
+	// words.
+	Lost bool
 	// Invalid says why the row is no valid event; "" for a valid one. An invalid event is never
 	// handed to a subscriber: it becomes a dead letter with this reason.
 	Invalid string

@@ -79,6 +79,7 @@ CREATE TABLE walpost.owed (
     last_failure   TIMESTAMPTZ,
     error          TEXT        NOT NULL DEFAULT '',
     invalid        TEXT        NOT NULL DEFAULT '',       -- why the row is no valid event
+    lost           BOOLEAN     NOT NULL DEFAULT false,    -- its outbox row is gone, and no copy was kept
     size           INT         NOT NULL DEFAULT 0,        -- bytes that the event takes in memory
     mark           BOOLEAN     NOT NULL DEFAULT false,    -- paid, and the leader has still to mark the outbox row
     copied         BOOLEAN     NOT NULL DEFAULT true,
