@@ -58,9 +58,21 @@ type Result struct {
 	AlreadyCompleted bool
 }
 
+// ConflictError means that the lesson was completed before with other slugs: what stands stays.
+type ConflictError struct {
+	LessonID              int64
+	TrackSlug, LessonSlug string
+	Result                Result
+}
+
+// Error implements error.
+func (e *ConflictError) Error() string {
+	return fmt.Sprintf("lesson %d is completed already, as lesson_slug %q of track_slug %q", e.LessonID, e.LessonSlug, e.TrackSlug)
+}
+
 // Complete marks the lesson as completed and adds "lesson.completed" to the outbox in one transaction.
 // Only the first call for a user and lesson does so: every later one, also one that arrives at the same
-// moment, returns the result of the first, whatever slugs it names.
+// moment, returns the result of the first, or a *ConflictError if it names other slugs.
 //
 // After an error the caller cannot know whether the transaction was committed: COMMIT is on its way with everything
 // else, so a deadline, a caller that leaves or a connection that breaks does not keep it from the server. To ask again
@@ -158,19 +170,24 @@ func completed(c Completion, result Result) (outbox.New, error) {
 	}, nil
 }
 
-// first reads the completion that was there already. It stays as it is, so this needs no transaction.
+// first reads the completion that was there already, and compares it with c. It stays as it is, so this needs no
+// transaction.
 func (s *Service) first(ctx context.Context, c Completion) (Result, error) {
 	result := Result{AlreadyCompleted: true}
+	var track, lesson string
 	err := s.pool.QueryRow(ctx, `
-		SELECT event_id, completed_at AT TIME ZONE 'UTC'
+		SELECT event_id, completed_at AT TIME ZONE 'UTC', track_slug, lesson_slug
 		FROM public.lesson_progress WHERE user_id = $1 AND lesson_id = $2 AND completed`, c.UserID, c.LessonID).
-		Scan(&result.EventID, &result.CompletedAt)
+		Scan(&result.EventID, &result.CompletedAt, &track, &lesson)
 	if errors.Is(err, pgx.ErrNoRows) {
 		// Someone deleted the row between the two statements, which no part of walpost does.
 		return Result{}, errors.New("progress vanished while it was read: ask again")
 	}
 	if err != nil {
 		return Result{}, fmt.Errorf("read progress: %w", err)
+	}
+	if track != c.TrackSlug || lesson != c.LessonSlug {
+		return Result{}, &ConflictError{LessonID: c.LessonID, TrackSlug: track, LessonSlug: lesson, Result: result}
 	}
 	return result, nil
 }

@@ -78,12 +78,10 @@ func TestComplete_returnsTheFirstResultWhenItIsRepeated(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// A day later, by a process that has restarted, and with other slugs.
+	// A day later, by a process that has restarted.
 	later := New(db.Pinned)
 	later.clock = func() time.Time { return time.Now().Add(24 * time.Hour) }
-	c := completion(42, 7)
-	c.TrackSlug = "rust"
-	got, err := later.Complete(t.Context(), c)
+	got, err := later.Complete(t.Context(), completion(42, 7))
 	if err != nil {
 		t.Fatal(err)
 	}

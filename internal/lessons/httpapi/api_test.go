@@ -145,6 +145,51 @@ func TestCompleteLesson_completesOnce(t *testing.T) {
 	}
 }
 
+// S-91: a request that contradicts what stands is told so, and changes nothing.
+func TestCompleteLesson_answers409WithWhatStandsToAnotherBody(t *testing.T) {
+	db := testdb.New(t)
+	s := newService(t, db.Pinned)
+	var first struct {
+		EventID     string    `json:"event_id"`
+		CompletedAt time.Time `json:"completed_at"`
+	}
+	if err := json.Unmarshal(s.do(put(lesson7, goodBody)).Body.Bytes(), &first); err != nil {
+		t.Fatal(err)
+	}
+	for _, body := range []string{`{"track_slug": "rust", "lesson_slug": "slices"}`, `{"track_slug": "go-basics", "lesson_slug": "maps"}`} {
+		w := s.do(put(lesson7, body))
+		wantProblem(t, w, http.StatusConflict, "")
+		var problem struct {
+			Detail    string
+			Completed struct {
+				TrackSlug   string    `json:"track_slug"`
+				LessonSlug  string    `json:"lesson_slug"`
+				EventID     string    `json:"event_id"`
+				CompletedAt time.Time `json:"completed_at"`
+			}
+		}
+		if err := json.Unmarshal(w.Body.Bytes(), &problem); err != nil {
+			t.Fatal(err)
+		}
+		stands := problem.Completed
+		if stands.TrackSlug != "go-basics" || stands.LessonSlug != "slices" || stands.EventID != first.EventID || !stands.CompletedAt.Equal(first.CompletedAt) {
+			t.Errorf("%s: %s, want what stands: %+v", body, w.Body, first)
+		}
+		if !strings.Contains(problem.Detail, "lesson 7") {
+			t.Errorf("%s: the detail is %q", body, problem.Detail)
+		}
+	}
+	if w := s.do(put(lesson7, goodBody)); w.Code != http.StatusOK {
+		t.Errorf("the same body again: %d %s", w.Code, w.Body)
+	}
+	if got := db.Text("SELECT track_slug || ' ' || lesson_slug FROM public.lesson_progress"); got != "go-basics slices" {
+		t.Errorf("stored is %s", got)
+	}
+	if n := db.Int("SELECT count(*) FROM public.outbox"); n != 1 {
+		t.Errorf("%d events, want 1", n)
+	}
+}
+
 func TestCompleteLesson_completesOnceWhenRequestsArriveAtOnce(t *testing.T) {
 	db := testdb.New(t)
 	s := newService(t, db.Pinned)

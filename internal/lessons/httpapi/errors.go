@@ -5,9 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/backendstart/walpost/internal/lessons"
 	"github.com/backendstart/walpost/internal/postgres"
 )
 
@@ -29,7 +31,11 @@ var passing = map[string]bool{
 // becomes of it. What the error says stays in the log.
 func (a *api) problem(ctx context.Context, err error) error {
 	log := a.log.With("correlation_id", callOf(ctx).correlationID)
+	var standing *lessons.ConflictError
 	switch {
+	case errors.As(err, &standing):
+		log.Debug("request refused", "err", err)
+		return conflict(standing)
 	case errors.Is(ctx.Err(), context.Canceled):
 		// The client has gone; the answer is for no one.
 		log.Debug("request abandoned by the client", "err", err)
@@ -42,6 +48,25 @@ func (a *api) problem(ctx context.Context, err error) error {
 		return huma.NewError(http.StatusInternalServerError,
 			"something went wrong on our side: the log has more under the correlation id of this answer")
 	}
+}
+
+// conflictProblem is the problem of a request that contradicts what stands, with what stands.
+type conflictProblem struct {
+	*huma.ErrorModel
+	Completed completedLesson `json:"completed"`
+}
+
+type completedLesson struct {
+	TrackSlug   string    `json:"track_slug"`
+	LessonSlug  string    `json:"lesson_slug"`
+	EventID     string    `json:"event_id"`
+	CompletedAt time.Time `json:"completed_at"`
+}
+
+func conflict(standing *lessons.ConflictError) error {
+	detail := standing.Error() + ": it stays so, and this request has changed nothing"
+	model := &huma.ErrorModel{Status: http.StatusConflict, Title: http.StatusText(http.StatusConflict), Detail: detail}
+	return &conflictProblem{model, completedLesson{standing.TrackSlug, standing.LessonSlug, standing.Result.EventID, standing.Result.CompletedAt}}
 }
 
 func unavailable(detail string) error {
