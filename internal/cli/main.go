@@ -60,6 +60,7 @@ func Main(ctx context.Context, process Process) int {
 		panic(err) // the model is wrong, not the input
 	}
 	parser.Checks = app.Checks()
+	parser.Delivers = func(command string) bool { return command == "relay" || command == "config" }
 	parsed, err := parser.Parse(expected(process.Args))
 	if shown {
 		return exitFine

@@ -61,6 +61,51 @@ type document struct {
 	lines   []string
 	root    *ast.MappingNode    // nil for an empty file
 	scalars map[string]ast.Node // everything else by path, "window.events"
+	// unresolved says why the value of a node could not be had: a variable that is not set, a file that cannot be
+	// read. It is a problem only for a command that uses the value.
+	unresolved map[ast.Node]error
+}
+
+// resolved reports whether a value that is used could be had, and notes the problem if not.
+func (d *document) resolved(node ast.Node) bool {
+	err := d.unresolved[node]
+	if text, ok := scalar(node); ok && err == nil {
+		err = checkMask(text)
+	}
+	if err != nil {
+		d.add(node.GetToken().Position.Line, "%w", err)
+	}
+	return err == nil
+}
+
+// checkMask refuses what stands for a secret where a configuration is printed.
+func checkMask(text string) error {
+	if strings.Contains(text, Mask) {
+		return fmt.Errorf("%s stands for a secret that was not printed: write the secret, or a reference to it as in ${NAME}", Mask)
+	}
+	return nil
+}
+
+// forDelivery are the keys of a subscriber that only a command that delivers uses.
+var forDelivery = map[string]bool{"url": true, "secret": true, "headers": true}
+
+// resolvedBelow is resolved for all values of sources and subscribers; delivers says whether those of forDelivery are
+// used.
+func (d *document) resolvedBelow(node ast.Node, delivers bool) {
+	switch n := node.(type) {
+	case *ast.MappingNode:
+		for _, pair := range n.Values {
+			if delivers || !forDelivery[keyOf(pair)] {
+				d.resolvedBelow(pair.Value, delivers)
+			}
+		}
+	case *ast.SequenceNode:
+		for _, value := range n.Values {
+			d.resolvedBelow(value, delivers)
+		}
+	default:
+		d.resolved(node)
+	}
 }
 
 // readDocument reads a file. What stops it from being read at all is the error; what is wrong with
@@ -74,9 +119,10 @@ func readDocument(path string, lookup func(string) (string, bool)) (*document, e
 		return nil, fmt.Errorf("read configuration: %w", err)
 	}
 	doc := &document{
-		problems: problems{file: path},
-		lines:    strings.Split(string(source), "\n"),
-		scalars:  map[string]ast.Node{},
+		problems:   problems{file: path},
+		lines:      strings.Split(string(source), "\n"),
+		scalars:    map[string]ast.Node{},
+		unresolved: map[ast.Node]error{},
 	}
 	parsed, err := parseYAML(source)
 	if errors.Is(err, errParse) {
@@ -163,8 +209,9 @@ func (d *document) flatten(path string, node ast.Node) {
 	d.scalars[path] = node
 }
 
-// flow decodes sources and subscribers and puts the defaults where the file names none.
-func (d *document) flow(kinds []string, checks map[string]Check) (Flow, error) {
+// flow decodes sources and subscribers and puts the defaults where the file names none. A command that does not
+// deliver needs no addresses and secrets of subscribers, and checks none.
+func (d *document) flow(kinds []string, checks map[string]Check, delivers bool) (Flow, error) {
 	flow := Lessons()
 	if d.root == nil {
 		return flow, nil
@@ -181,6 +228,7 @@ func (d *document) flow(kinds []string, checks map[string]Check) (Flow, error) {
 		default:
 			continue
 		}
+		d.resolvedBelow(pair.Value, delivers)
 		// Not yaml.Strict: that takes a key that overrides one merged with << for a repeated one, and the
 		// parser has refused real repetitions already.
 		decoder := yaml.NewDecoder(strings.NewReader(""), yaml.DisallowUnknownField(), yaml.AllowDuplicateMapKey())
@@ -196,6 +244,9 @@ func (d *document) flow(kinds []string, checks map[string]Check) (Flow, error) {
 	}
 	if len(named.Subscribers) > 0 {
 		flow.Subscribers = named.Subscribers
+	}
+	if !delivers {
+		checks = nil
 	}
 	(&checker{problems: &d.problems, where: d.lineOf, checks: checks}).flow(flow, kinds)
 	return flow, nil
@@ -300,7 +351,12 @@ func (x *expander) expand(node ast.Node) ast.Node {
 	case *ast.MappingNode:
 		if len(n.Values) == 1 && keyOf(n.Values[0]) == "file" {
 			if text, ok := scalar(n.Values[0].Value); ok {
-				return x.text(n.Values[0].Value, x.readFile(n.Values[0].Value, x.replace(n, text)))
+				path, unset := x.replace(text)
+				content, err := x.readFile(n.Values[0].Value, path)
+				if unset != nil {
+					err = unset
+				}
+				return x.text(n.Values[0].Value, content, err)
 			}
 		}
 		for _, pair := range n.Values {
@@ -319,53 +375,58 @@ func (x *expander) expand(node ast.Node) ast.Node {
 			return value
 		}
 		x.doc.add(n.GetToken().Position.Line, "the alias *%s has no anchor before it", n.Value.String())
-		return x.text(n, "")
+		return x.text(n, "", nil)
 	case *ast.IntegerNode, *ast.FloatNode:
-		return x.text(node, node.GetToken().Value)
+		return x.text(node, node.GetToken().Value, nil)
 	case *ast.StringNode:
-		text := x.replace(n, n.Value)
+		text, err := x.replace(n.Value)
 		// A reference may stand for a yes or no, the only plain value that is not read from text.
 		if text != n.Value && (text == "true" || text == "false") {
 			token := n.GetToken().Clone()
 			token.Value = text
 			return ast.Bool(token)
 		}
-		return x.text(node, text)
+		return x.text(node, text, err)
 	case *ast.LiteralNode:
-		return x.text(node, x.replace(n, n.Value.Value))
+		text, err := x.replace(n.Value.Value)
+		return x.text(node, text, err)
 	}
 	return node
 }
 
-// text is a string in the place of node: same line, same path.
-func (x *expander) text(node ast.Node, text string) ast.Node {
+// text is a string in the place of node: same line, same path. err says why it could not be had.
+func (x *expander) text(node ast.Node, text string, err error) ast.Node {
 	token := *node.GetToken()
 	token.Value = text
 	replaced := ast.String(&token)
 	replaced.SetPath(node.GetPath())
+	if err != nil {
+		x.doc.unresolved[replaced] = err
+	}
 	return replaced
 }
 
 var reference = regexp.MustCompile(`\$\{([^}]*)\}`)
 
-// replace puts variables in the place of ${NAME}; $${NAME} stays ${NAME}.
-func (x *expander) replace(node ast.Node, text string) string {
+// replace puts variables in the place of ${NAME}; $${NAME} stays ${NAME}. The error names those that are not set.
+func (x *expander) replace(text string) (string, error) {
 	if !strings.Contains(text, "${") {
-		return text
+		return text, nil
 	}
+	var unset []error
 	const kept = "\x00{"
 	text = reference.ReplaceAllStringFunc(strings.ReplaceAll(text, "$${", kept), func(ref string) string {
 		name := ref[2 : len(ref)-1]
 		value, ok := x.lookup(name)
 		if !ok {
-			x.doc.add(node.GetToken().Position.Line, "the environment variable %s is not set", name)
+			unset = append(unset, fmt.Errorf("the environment variable %s is not set", name))
 		}
 		if !x.grow(len(value)) {
 			return ""
 		}
 		return value
 	})
-	return strings.ReplaceAll(text, kept, "${")
+	return strings.ReplaceAll(text, kept, "${"), errors.Join(unset...)
 }
 
 // liveFiles are the values whose file is read again while the program runs: passwords of Postgres, and what a webhook
@@ -373,22 +434,19 @@ func (x *expander) replace(node ast.Node, text string) string {
 var liveFiles = regexp.MustCompile(`^\$\.(database_url|replication_url|subscribers\[\d+\]\.(secret(\[\d+\])?|headers\..+))\.file$`)
 
 // readFile reads what {file: path} names, seen from the configuration file.
-func (x *expander) readFile(node ast.Node, path string) string {
+func (x *expander) readFile(node ast.Node, path string) (string, error) {
 	if !filepath.IsAbs(path) {
 		path = filepath.Join(filepath.Dir(x.doc.file), path)
 	}
 	content, err := safefile.Read(path, maxFile)
-	if err != nil {
-		x.doc.add(node.GetToken().Position.Line, "%w", err)
-	}
-	if !x.grow(len(content)) {
-		return ""
+	if err != nil || !x.grow(len(content)) {
+		return "", err
 	}
 	text := safefile.TrimNewline(string(content))
 	if absolute, err := filepath.Abs(path); err == nil && text != "" && liveFiles.MatchString(node.GetPath()) {
-		return safefile.Live(absolute, text)
+		return safefile.Live(absolute, text), nil
 	}
-	return text
+	return text, nil
 }
 
 func keyOf(pair *ast.MappingValueNode) string { return pair.Key.GetToken().Value }

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -27,6 +28,9 @@ type Parser struct {
 	Found bool
 	// Checks look at what only subscribers of a kind have, by kind. Set them before Parse.
 	Checks map[string]Check
+	// Delivers tells of a command whether it delivers, and so uses what subscribers are sent with: address, secrets and
+	// headers. What a command does not use it does not need. nil is yes for all. Set it before Parse.
+	Delivers func(command string) bool
 
 	lookup   func(string) (string, bool)
 	kinds    []string
@@ -117,7 +121,7 @@ func (p *Parser) read(ctx *kong.Context) error {
 	if err := p.unknownKey(doc, ctx.Model.Node); err != nil {
 		return Invalid(err)
 	}
-	if p.Flow, err = doc.flow(p.kinds, p.Checks); err != nil {
+	if p.Flow, err = doc.flow(p.kinds, p.Checks, p.Delivers == nil || p.Delivers(ctx.Command())); err != nil {
 		return Invalid(append(doc.errs, err)...)
 	}
 	p.doc = doc
@@ -182,7 +186,7 @@ func (p *Parser) Resolve(ctx *kong.Context, _ *kong.Path, flag *kong.Flag) (any,
 		if !ok || text == "" {
 			continue
 		}
-		if err := try(flag, text); err != nil {
+		if err := cmp.Or(checkMask(text), try(flag, text)); err != nil {
 			p.problems.add(0, "%s: %w", name, err)
 			return nil, nil
 		}
@@ -194,6 +198,9 @@ func (p *Parser) Resolve(ctx *kong.Context, _ *kong.Path, flag *kong.Flag) (any,
 	}
 	node, ok := p.doc.scalars[key]
 	if !ok {
+		return nil, nil
+	}
+	if !p.doc.resolved(node) {
 		return nil, nil
 	}
 	line := node.GetToken().Position.Line

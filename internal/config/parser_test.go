@@ -383,8 +383,9 @@ func TestParse_leavesTheFileAloneForCommandsWithoutOne(t *testing.T) {
 	wantProblems(t, err, "walpost.yaml:1: api_listen: \"nonsense\" is not an address")
 }
 
+// S-93: what is shown is a file to start from: it has no secret, and nothing in the place of one that could be sent.
 func TestShow_writesAFileThatReadsTheSame(t *testing.T) {
-	const file = "slot: other\nsubscribers:\n  - name: analytics\n    secret: hush\n"
+	const file = "slot: other\nsubscribers:\n  - name: analytics\n    secret: [hush, hush]\n    headers: {X-Api-Key: hush}\n"
 	env := map[string]string{"WALPOST_DRAIN": "5s", "WALPOST_OPS_TOKEN": "hush"}
 	got, err := parse(t, file, env, "--publication=pub")
 	if err != nil {
@@ -396,7 +397,8 @@ func TestShow_writesAFileThatReadsTheSame(t *testing.T) {
 	}
 	for _, line := range []string{
 		"slot: other #", "walpost.yaml:1\n", "publication: pub # --publication\n", "drain: 5s # WALPOST_DRAIN\n",
-		"wal_budget: auto\n", "  events: 10000\n", "retention: 168h\n", "database_url: \"********\" # WALPOST_DATABASE_URL\n",
+		"wal_budget: auto\n", "  events: 10000\n", "retention: 168h\n", "database_url: ${WALPOST_DATABASE_URL} # WALPOST_DATABASE_URL\n",
+		"ops_token: ${WALPOST_OPS_TOKEN} #", "- ${ANALYTICS_SECRET}\n", "- ${ANALYTICS_SECRET_2}\n", "X-Api-Key: ${ANALYTICS_X_API_KEY}\n",
 	} {
 		if !strings.Contains(shown.String(), line) {
 			t.Errorf("%q is not shown in\n%s", line, shown.String())
@@ -409,13 +411,31 @@ func TestShow_writesAFileThatReadsTheSame(t *testing.T) {
 	if all := shown.String() + asJSON.String(); strings.Contains(all, "hush") || strings.Contains(all, "app:pw") {
 		t.Errorf("a secret is shown in\n%s", all)
 	}
-	again, err := parse(t, strings.ReplaceAll(shown.String(), "database_url", "#"), nil)
+	if strings.Contains(shown.String(), Mask) {
+		t.Errorf("asterisks are shown that could be sent:\n%s", shown.String())
+	}
+	if _, err := parse(t, shown.String(), nil); err == nil || !strings.Contains(err.Error(), "ANALYTICS_SECRET_2 is not set") {
+		t.Errorf("a file that is not filled in is taken: %v", err)
+	}
+	again, err := parse(t, shown.String(), map[string]string{
+		"WALPOST_OPS_TOKEN": "new", "ANALYTICS_SECRET": "new", "ANALYTICS_SECRET_2": "newer", "ANALYTICS_X_API_KEY": "key"})
 	if err != nil {
 		t.Fatalf("what is shown does not read: %v\n%s", err, shown.String())
 	}
 	if again.options.Slot != "other" || again.flow.Subscribers[0].Name != "analytics" || again.flow.Sources[0].Retention == 0 {
 		t.Errorf("reads as %+v", again)
 	}
+	if got := again.flow.Subscribers[0]; got.Secret[1].Reveal() != "newer" || got.Headers["X-Api-Key"].Reveal() != "key" {
+		t.Error("a secret that was filled in is not read")
+	}
+}
+
+// S-93
+func TestParse_refusesTheMaskOfASecret(t *testing.T) {
+	_, err := parse(t, "smtp_url: '********'\nsubscribers:\n  - name: analytics\n    headers: {Authorization: 'Bearer ********'}\n", nil)
+	wantProblems(t, err, "yaml:1: ******** stands for a secret that was not printed", "yaml:4: ******** stands for a secret that was not printed")
+	_, err = parse(t, "", map[string]string{"WALPOST_OPS_TOKEN": Mask})
+	wantProblems(t, err, "WALPOST_OPS_TOKEN: ******** stands for a secret that was not printed")
 }
 
 // S-05: a file that someone left in the working directory decides nothing.

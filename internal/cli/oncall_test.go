@@ -1,0 +1,56 @@
+package cli
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/backendstart/walpost/internal/testdb"
+)
+
+// S-92: a person on call has the address of the database, and not each secret of each receiver.
+func TestCommands_needNoSecretThatTheyDoNotUse(t *testing.T) {
+	t.Chdir(t.TempDir())
+	db := testdb.New(t)
+	file := filepath.Join(t.TempDir(), "walpost.yaml")
+	err := os.WriteFile(file, []byte(`
+database_url: ${DATABASE}
+smtp_url: ${SMTP}
+jwt_secret: {file: /nowhere/jwt}
+sources: [{name: lessons, table: public.outbox}]
+subscribers:
+  - {name: billing, kind: webhook, url: "https://${HOST}/hooks", secret: "${SECRET}", headers: {Authorization: "Bearer ${TOKEN}"}}
+  - {name: crm, kind: webhook, url: "https://crm.example/hooks", secret: {file: /nowhere/secret}}
+`), 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	env := map[string]string{"DATABASE": db.DSN, "WALPOST_SLOT": db.Name, "WALPOST_CONFIG": file}
+	for _, command := range []string{
+		"migrate", "doctor", "status", "owed list", "deadletters list", "subscribers list", "subscribers pause billing", "replay list", "event x", "tail",
+	} {
+		_, stdout, stderr := execute(t, env, strings.Fields(command)...)
+		if said := stdout + stderr; strings.Contains(said, "environment variable") || strings.Contains(said, "/nowhere") {
+			t.Errorf("%s: %s", command, said)
+		}
+	}
+	// What it uses it must have, and what sends it all.
+	delete(env, "DATABASE")
+	for command, want := range map[string]string{
+		"status": "DATABASE is not set",
+		"config": "HOST is not set\nSECRET is not set\nTOKEN is not set\n/nowhere/secret\nSMTP is not set\n/nowhere/jwt",
+		"relay":  "HOST is not set\nSECRET is not set\nTOKEN is not set\n/nowhere/secret",
+		"api":    "/nowhere/jwt",
+	} {
+		code, _, stderr := execute(t, env, command)
+		for _, word := range strings.Split(want, "\n") {
+			if code != exitUsage || !strings.Contains(stderr, word) {
+				t.Errorf("%s: exit code %d, want %q: %s", command, code, word, stderr)
+			}
+		}
+		if command == "status" && strings.Contains(stderr, "SECRET") {
+			t.Errorf("status: %s", stderr)
+		}
+	}
+}
