@@ -32,9 +32,9 @@ test-versions: ## Every test on each supported version of Postgres, without -rac
 test-docker: ## The tests that need Docker
 	go test -tags docker -run Container -timeout 10m ./internal/testdb
 
-test-outside: ## The tests that need what others make: PgBouncer, libfaketime, Node, and from npm a server that is too old
+test-outside: ## The tests that need what others make (PgBouncer, libfaketime, Node, a server that is too old), or build a copy of the program
 	@sh scripts/ensure-postgres.sh
-	@go run ./scripts/gotest -tags outside -run Outside -timeout 5m ./internal/doctor ./internal/docs
+	@go run ./scripts/gotest -tags outside -run Outside -timeout 10m ./internal/doctor ./internal/docs
 
 test-pooler: ## Of these the one that needs PgBouncer alone, which must be in PATH
 	@sh scripts/ensure-postgres.sh

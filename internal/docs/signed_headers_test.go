@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/backendstart/walpost/internal/event"
-	"github.com/backendstart/walpost/internal/subscriber"
 	"github.com/backendstart/walpost/internal/sink/webhook"
+	"github.com/backendstart/walpost/internal/subscriber"
 )
 
 const (

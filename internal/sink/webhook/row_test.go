@@ -7,8 +7,8 @@ import (
 	"testing"
 
 	"github.com/backendstart/walpost/internal/event"
-	"github.com/backendstart/walpost/internal/subscriber"
 	"github.com/backendstart/walpost/internal/sink/webhook"
+	"github.com/backendstart/walpost/internal/subscriber"
 )
 
 // wholeRow is a delivery of a row in which every column has a value.
