@@ -19,7 +19,8 @@ const maxNoted = 100
 
 // Add makes events of the outbox tables owed to a subscriber, waiting or dead, and returns how many
 // deliveries it added or changed, and which ids it has found nowhere. They are sent before what the stream
-// still brings, in the order of their tables.
+// still brings, in the order of their tables. Of an event that the stream still brings, or that a relay has open, the
+// lane finds that it was added: it keeps its place in its key, or is not sent at all.
 //
 // With lane.StateDead it also ends waiting deliveries: that is how a person ends an outage. What is owed
 // already stays as it is otherwise. All of it happens, or nothing; more than a thousand events are refused,

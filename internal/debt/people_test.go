@@ -176,7 +176,7 @@ func TestDiscard_keepsInMindWhatTheStreamMightBringAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want(t, "state", states[0], lane.StatePaid)
+	want(t, "state", states[0].State, lane.StatePaid)
 	markRows(t, store, events[0])
 	want(t, "marked, while it is open for another subscriber", marked(db), "")
 	want(t, "discarded again", discard(t, store, debt.Filter{Subscriber: "a"}), 0)
@@ -186,7 +186,7 @@ func TestDiscard_keepsInMindWhatTheStreamMightBringAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want(t, "state", states[0], lane.StatePaid) // the slot stands before it
+	want(t, "state", states[0].State, lane.StatePaid) // the slot stands before it
 	stand(db, 1000)
 	if n, err := store.Clean(t.Context()); n != 1 || err != nil {
 		t.Errorf("cleaned %d, %v, want 1", n, err)

@@ -132,35 +132,35 @@ func (s *Store) Sample(ctx context.Context, subscriber string, order lane.Orderi
 	return owed, err
 }
 
-// Known returns the state of those of the events that are recorded, by index.
-func (s *Store) Known(ctx context.Context, subscriber string, events []*event.Event) (map[int]lane.State, error) {
-	states := make(map[int]lane.State)
+// Known returns what is recorded of those of the events that are recorded, by index.
+func (s *Store) Known(ctx context.Context, subscriber string, events []*event.Event) (map[int]lane.Recorded, error) {
+	known := make(map[int]lane.Recorded)
 	if len(events) == 0 {
-		return states, nil
+		return known, nil
 	}
 	sources, ids, occurrences := make([]string, len(events)), make([]string, len(events)), make([]string, len(events))
 	for i, e := range events {
 		sources[i], ids[i], occurrences[i] = e.Source, e.ID, e.Occurrence
 	}
 	rows, err := s.pool.Query(ctx, `
-		SELECT a.n - 1, o.state FROM unnest($3::text[], $4::text[], $5::text[]) WITH ORDINALITY AS a(source, event_id, occurrence, n)
+		SELECT a.n - 1, o.state, o.made_up FROM unnest($3::text[], $4::text[], $5::text[]) WITH ORDINALITY AS a(source, event_id, occurrence, n)
 		CROSS JOIN LATERAL ( -- LIMIT keeps it from becoming a join, which could read everything that is owed
-			SELECT state FROM walpost.owed
+			SELECT state, made_up FROM walpost.owed
 			WHERE slot = $1 AND event_id = a.event_id AND source = a.source AND occurrence = a.occurrence AND subscriber = $2 LIMIT 1) o`,
 		s.slot, subscriber, sources, ids, occurrences)
 	if err != nil {
 		return nil, fmt.Errorf("look up %d events owed to %q: %w", len(events), subscriber, err)
 	}
 	var n int
-	var state lane.State
-	_, err = pgx.ForEachRow(rows, []any{&n, &state}, func() error {
-		states[n] = state
+	var recorded lane.Recorded
+	_, err = pgx.ForEachRow(rows, []any{&n, &recorded.State, &recorded.MadeUp}, func() error {
+		known[n] = recorded
 		return nil
 	})
 	if err != nil {
 		return nil, fmt.Errorf("look up %d events owed to %q: %w", len(events), subscriber, err)
 	}
-	return states, nil
+	return known, nil
 }
 
 // Commits returns, by index, where those of the events committed of which walpost.owed has a real position of the
@@ -203,29 +203,43 @@ func (s *Store) Commits(ctx context.Context, tx pgx.Tx, epoch int32, events []*e
 func (s *Store) Load(ctx context.Context, subscriber string, secured event.Position, maxKeys int) (lane.Debt, error) {
 	var debt lane.Debt
 	err := s.inTx(ctx, func(tx pgx.Tx) error {
-		err := tx.QueryRow(ctx, `
-			SELECT `+changeSQL+`, `+pausedSQL+`, `+beyondSQL(lane.StateWaiting)+` OR `+beyondSQL(lane.StateDead)+` OR `+beyondSQL(lane.StatePaid),
-			s.slot, subscriber, secured.Epoch, secured.Commit.String(), secured.Ordinal).Scan(&debt.Change, &debt.Paused, &debt.Beyond)
+		epoch, err := store.SlotEpoch(ctx, tx, s.slot)
 		if err != nil {
+			return err
+		}
+		var bound string
+		err = tx.QueryRow(ctx, `
+			SELECT `+changeSQL+`, `+pausedSQL+`, `+beyondSQL(lane.StateWaiting)+` OR `+beyondSQL(lane.StateDead)+` OR `+beyondSQL(lane.StatePaid)+`,
+			       greatest(`+boundSQL(lane.StateWaiting)+`, `+boundSQL(lane.StateDead)+`, `+boundSQL(lane.StatePaid)+`, '0/0')::text`,
+			s.slot, subscriber, secured.Epoch, secured.Commit.String(), epoch, secured.Ordinal).Scan(&debt.Change, &debt.Paused, &debt.Beyond, &bound)
+		if err != nil {
+			return err
+		}
+		if debt.Bound, err = event.ParseLSN(bound); err != nil {
 			return err
 		}
 		rows, err := tx.Query(ctx, `
-			SELECT key, count(*) FROM walpost.owed
-			WHERE slot = $1 AND subscriber = $2 AND state = 'waiting' GROUP BY key LIMIT $3`, s.slot, subscriber, int64(maxKeys)+1)
+			SELECT key, count(*), coalesce(max(bound) FILTER (WHERE `+ahead+`), '0/0')::text FROM walpost.owed o
+			WHERE slot = $1 AND subscriber = $2 AND state = 'waiting' GROUP BY key LIMIT $6`,
+			s.slot, subscriber, secured.Epoch, secured.Commit.String(), epoch, int64(maxKeys)+1)
 		if err != nil {
 			return err
 		}
-		keys := make(map[string]int)
+		keys, bounds := make(map[string]int), make(map[string]event.LSN)
 		var key string
 		var number int
-		if _, err = pgx.ForEachRow(rows, []any{&key, &number}, func() error {
+		if _, err = pgx.ForEachRow(rows, []any{&key, &number, &bound}, func() error {
 			keys[key] = number
-			return nil
+			lsn, err := event.ParseLSN(bound)
+			if lsn > 0 {
+				bounds[key] = lsn
+			}
+			return err
 		}); err != nil {
 			return err
 		}
 		if debt.More = len(keys) > maxKeys; !debt.More {
-			debt.Keys = keys
+			debt.Keys, debt.Bounds = keys, bounds
 		}
 		return nil
 	})
@@ -255,13 +269,22 @@ var changeSQL = store.LastChangeSQL("$1")
 // pausedSQL tells whether subscriber $2 of slot $1 is paused.
 var pausedSQL = store.PausedSQL("$1", "$2")
 
-// beyondSQL tells whether the stream may still bring anything of that state to who is secured up to the position in $3
-// to $5: what stands beyond it, or was read from its table and may have committed beyond it. Each has an EXISTS of its
+// beyondSQL tells whether the stream may still bring anything of that state to who is secured up to the position in $3,
+// $4 and $6: what stands beyond it, or was read from its table and may have committed beyond it. Each has an EXISTS of its
 // own: the first is a look into an index.
 func beyondSQL(state lane.State) string {
 	const recorded = `SELECT FROM walpost.owed WHERE slot = $1 AND subscriber = $2 AND state = `
-	return `EXISTS (` + recorded + `'` + string(state) + `' AND (epoch, commit_lsn, ordinal) > ($3::int, $4::text::pg_lsn, $5::bigint))
+	return `EXISTS (` + recorded + `'` + string(state) + `' AND (epoch, commit_lsn, ordinal) > ($3::int, $4::text::pg_lsn, $6::bigint))
 		OR EXISTS (` + recorded + `'` + string(state) + `' AND made_up AND (epoch, bound) > ($3::int, $4::text::pg_lsn))`
+}
+
+// ahead is true of a delivery, named o, at a made-up position whose event may have committed beyond the position in $3
+// and $4, in the slot's epoch $5. A bound of an earlier epoch has been passed.
+const ahead = `o.made_up AND (o.epoch, o.bound) > ($3::int, $4::text::pg_lsn) AND o.epoch = $5::int`
+
+// boundSQL is the highest bound of what is ahead, in one state, which has an index of its own.
+func boundSQL(state lane.State) string {
+	return `(SELECT max(o.bound) FROM walpost.owed o WHERE o.slot = $1 AND o.subscriber = $2 AND o.state = '` + string(state) + `' AND ` + ahead + `)`
 }
 
 // Look tells what people have changed, and how far the debt reaches back. Of an event whose commit time

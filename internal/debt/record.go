@@ -15,8 +15,8 @@ import (
 	"github.com/backendstart/walpost/internal/store"
 )
 
-// Record makes deliveries waiting, all or none; those that are recorded already stay as they are. An
-// event of a source whose rows only walpost deletes, and no earlier than this slot has marked them, is recorded
+// Record makes deliveries waiting, all or none; those that are recorded already stay as they are, but one at a
+// made-up position takes that of its event. An event of a source whose rows only walpost deletes, and no earlier than this slot has marked them, is recorded
 // by reference, any other one with a copy: of a source with mark: off another slot's retention may delete rows.
 func (s *Store) Record(ctx context.Context, subscriber string, owed []lane.Owed) error {
 	if len(owed) == 0 {
@@ -36,6 +36,7 @@ func (s *Store) RecordWaiting(ctx context.Context, tx pgx.Tx, subscriber string,
 	}
 	for len(owed) > 0 {
 		n := fit(owed)
+		there := false // some were recorded already
 		var references, copies columns
 		for i := range owed[:n] {
 			if byReference(owed[i].Event) {
@@ -56,11 +57,39 @@ func (s *Store) RecordWaiting(ctx context.Context, tx pgx.Tx, subscriber string,
 			if len(write.rows.ids) == 0 {
 				continue
 			}
-			if _, err := tx.Exec(ctx, write.sql, append([]any{s.slot, subscriber, lane.StateWaiting}, write.args...)...); err != nil {
+			inserted, err := tx.Exec(ctx, write.sql, append([]any{s.slot, subscriber, lane.StateWaiting}, write.args...)...)
+			if err != nil {
 				return fmt.Errorf("record %d deliveries as owed to %q: %w", len(write.rows.ids), subscriber, err)
+			}
+			there = there || int(inserted.RowsAffected()) < len(write.rows.ids)
+		}
+		if there {
+			if err := s.placeMadeUp(ctx, tx, subscriber, owed[:n]); err != nil {
+				return err
 			}
 		}
 		owed = owed[n:]
+	}
+	return nil
+}
+
+// placeMadeUp gives those deliveries the positions of their events that were recorded at made-up ones. It is no part of
+// the INSERT: ON CONFLICT DO UPDATE refuses two rows with one identity, which are one event.
+func (s *Store) placeMadeUp(ctx context.Context, tx pgx.Tx, subscriber string, owed []lane.Owed) error {
+	var batch pgx.Batch
+	for i := range owed {
+		e := owed[i].Event
+		if e.Bound != 0 {
+			continue
+		}
+		batch.Queue(`
+			UPDATE walpost.owed SET epoch = $6, commit_lsn = $7::text::pg_lsn, ordinal = $8, made_up = false, bound = $7::text::pg_lsn,
+			    xid = $9, committed_at = coalesce($10, committed_at)
+			WHERE `+theDelivery+` AND made_up AND state NOT IN ('paid')`,
+			append(delivery(s.slot, e.Identity(), subscriber), e.Position.Epoch, e.Position.Commit.String(), e.Position.Ordinal, int64(e.XID), known(e.CommittedAt))...)
+	}
+	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
+		return fmt.Errorf("give deliveries that were added the positions of their events: %w", err)
 	}
 	return nil
 }

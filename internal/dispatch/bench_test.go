@@ -141,11 +141,11 @@ func BenchmarkWalk(b *testing.B) {
 			Ordering: lane.ByKey, Concurrency: 8, Batch: 500, Timeout: 10 * time.Second, StallAfter: time.Minute,
 			Backoff: lane.Backoff{Initial: time.Second, Max: time.Second},
 		}, tracker, debttest.NewMemory(), lane.Stream{
-			Term:     func() int64 { return 1 },
-			CaughtUp: func() bool { return true },
-			Refuse:   func(*event.Event) error { return nil },
-			Crowds:   func() bool { return false },
-			Pressed:  func() bool { return false },
+			Term:    func() int64 { return 1 },
+			Passed:  func() event.LSN { return 0 },
+			Refuse:  func(*event.Event) error { return nil },
+			Crowds:  func() bool { return false },
+			Pressed: func() bool { return false },
 			Observe: func(began time.Time, took time.Duration, tried []lane.Attempt) {
 				attempts.Record(sub.Name(), began, took, tried)
 			},

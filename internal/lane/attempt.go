@@ -272,6 +272,10 @@ func (l *Lane) settleKey(items []*item, outcome []error, suspended bool, now tim
 		switch {
 		case it.abandoned: // recorded as owed meanwhile; it is sent again from there
 			continue
+		case it.recorded != "" && err != nil && !it.finished:
+			l.endRecordedLocked(it, it.recorded)
+			failed = true
+			continue
 		case err == nil || it.finished:
 			if err == nil {
 				l.recoveredLocked(q)
@@ -368,6 +372,11 @@ func (l *Lane) finish(it *item, err error, now time.Time) {
 	case it.live != nil:
 		l.held--
 		l.ends = append(l.ends, ack.End{Delivery: it.live, Dead: err != nil, Attempts: it.attempts()})
+		if it.recorded == StateWaiting && err == nil { // what a person has added meanwhile is paid with it
+			added := &item{ev: it.ev}
+			l.scope.takeInHand(added)
+			l.scope.paid = append(l.scope.paid, added)
+		}
 	case err == nil:
 		l.scope.paid = append(l.scope.paid, it)
 	default: // its row is dead now and waits no more

@@ -81,15 +81,23 @@ func (d *debt) inOrder() []*row {
 func (d *debt) Load(_ context.Context, _ string, secured event.Position, maxKeys int) (lane.Debt, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	found := lane.Debt{Keys: make(map[string]int), Change: d.changes}
+	found := lane.Debt{Keys: make(map[string]int), Bounds: make(map[string]event.LSN), Change: d.changes}
 	for _, r := range d.rows {
 		if r.state == lane.StateWaiting {
 			found.Keys[r.Event.Key]++
 		}
-		found.Beyond = found.Beyond || r.Event.Position.Compare(secured) > 0 || r.Event.LastOf().Compare(secured) > 0
+		ahead := r.Event.Bound > secured.Commit
+		found.Beyond = found.Beyond || ahead || r.Event.Position.Compare(secured) > 0
+		if !ahead {
+			continue
+		}
+		found.Bound = max(found.Bound, r.Event.Bound)
+		if r.state == lane.StateWaiting {
+			found.Bounds[r.Event.Key] = max(found.Bounds[r.Event.Key], r.Event.Bound)
+		}
 	}
 	if len(found.Keys) > maxKeys {
-		found.Keys, found.More = nil, true
+		found.Keys, found.Bounds, found.More = nil, nil, true
 	}
 	return found, nil
 }
@@ -98,8 +106,11 @@ func (d *debt) Record(_ context.Context, _ string, owed []lane.Owed) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, o := range owed {
-		if d.rows[o.Event.ID] == nil {
+		switch r := d.rows[o.Event.ID]; {
+		case r == nil:
 			d.rows[o.Event.ID], d.order = &row{o, lane.StateWaiting}, nil
+		case r.Event.Bound != 0 && o.Event.Bound == 0 && r.state != lane.StatePaid:
+			r.Event, d.order = o.Event, nil
 		}
 	}
 	return nil
@@ -185,13 +196,13 @@ func (d *debt) Sample(_ context.Context, _ string, order lane.Ordering, pick flo
 	return due[n : n+1], nil
 }
 
-func (d *debt) Known(_ context.Context, _ string, events []*event.Event) (map[int]lane.State, error) {
+func (d *debt) Known(_ context.Context, _ string, events []*event.Event) (map[int]lane.Recorded, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	known := make(map[int]lane.State)
+	known := make(map[int]lane.Recorded)
 	for i, ev := range events {
 		if r := d.rows[ev.ID]; r != nil {
-			known[i] = r.state
+			known[i] = lane.Recorded{State: r.state, MadeUp: r.Event.Bound != 0}
 		}
 	}
 	return known, nil

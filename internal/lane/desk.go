@@ -49,9 +49,14 @@ type desk struct {
 	dueBy   time.Time       // what failed and is due later is left out of this pass; zero: nothing is
 	allDue  bool            // in this pass nothing waits for its backoff: the first, and that of a subscriber that is back
 	change  int64           // by people, as far as the scope knows it
-	passes  int
-	looked  time.Time
-	warned  time.Time
+
+	openUnknown bool                 // what is open may have been added to the debt: it is to be looked up
+	lookUpTo    event.LSN            // what the stream brings is looked up until it has passed this
+	unreadTo    map[string]event.LSN // keys that are not read before the stream has passed a position
+
+	passes int
+	looked time.Time
+	warned time.Time
 
 	passAt    time.Time     // when the pass began
 	passTook  time.Duration // and how long its reads took
@@ -61,7 +66,7 @@ type desk struct {
 }
 
 func newDesk(l *Lane) *desk {
-	return &desk{l: l, unread: true, allDue: true, without: make(map[string]bool)}
+	return &desk{l: l, unread: true, allDue: true, without: make(map[string]bool), unreadTo: make(map[string]event.LSN)}
 }
 
 // load learns what is owed, again and again until it is known or ctx ends. Without that nothing may be
@@ -73,9 +78,9 @@ func (d *desk) load(ctx context.Context) error {
 		if err == nil {
 			l.mu.Lock()
 			d.take(debt)
+			d.lookUpTo = max(l.stream.Horizon, debt.Bound)
 			if !debt.Beyond {
-				l.admit(len(l.scope.unchecked), nil) // nothing that comes can be recorded already
-				l.scope.checking = false
+				d.passedLocked(d.lookUpTo) // nothing that comes can be recorded already
 			}
 			l.mu.Unlock()
 			err = d.look(ctx)
@@ -152,7 +157,7 @@ func (d *desk) busy() bool {
 	l := d.l
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return d.waiting || l.scope.all || l.scope.checking || l.held > 0
+	return d.waiting || l.scope.all || l.scope.lookUp || l.held > 0
 }
 
 // round does what is to be done, in the only right order: record before reading, remove before reading
@@ -167,7 +172,7 @@ func (d *desk) round(ctx context.Context) error {
 	l.mu.Lock()
 	l.assess(time.Now())
 	l.mu.Unlock()
-	for _, step := range []func(context.Context) error{d.check, d.record, d.settle} {
+	for _, step := range []func(context.Context) error{d.lookUpOpen, d.check, d.record, d.settle} {
 		if err := step(ctx); err != nil {
 			return err
 		}
@@ -179,31 +184,24 @@ func (d *desk) round(ctx context.Context) error {
 	return err
 }
 
-// check looks up whether what the stream brings after a restart is recorded already.
+// check looks up whether what the stream brings is recorded already, after a restart or after a person's change.
 func (d *desk) check(ctx context.Context) error {
 	l := d.l
-	caughtUp := l.stream.CaughtUp() // before the list is read: everything up to that point is in it
+	passed := l.stream.Passed() // before the list is read: everything up to that point is in it
 	l.mu.Lock()
-	checking, unchecked := l.scope.checking, l.scope.unchecked
+	lookUp, unchecked := l.scope.lookUp, l.scope.unchecked
 	l.mu.Unlock()
-	if !checking {
+	if !lookUp {
 		return nil
 	}
-	events := make([]*event.Event, len(unchecked))
-	for i, it := range unchecked {
-		events[i] = it.ev
-	}
-	known := map[int]State{}
-	if len(events) > 0 {
-		var err error
-		if known, err = l.ower.Known(ctx, l.Name(), events); err != nil {
-			return fmt.Errorf("look up what is owed: %w", err)
-		}
+	known, err := d.lookUp(ctx, unchecked)
+	if err != nil {
+		return err
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.admit(len(unchecked), known)
-	l.scope.checking = !caughtUp || len(l.scope.unchecked) > 0
+	d.passedLocked(passed)
 	return nil
 }
 
@@ -289,7 +287,7 @@ func (d *desk) due(now time.Time) []*item {
 	s.sortHeld()
 	age := now.Sub(l.made) - s.held[0].offered
 	switch {
-	case s.urgent:
+	case s.urgent, s.held[0].ev.Position.Compare(s.before) <= 0:
 	case s.all, s.paused:
 		if len(s.held) < recordBatch/10 && age < debtTick && !l.stream.Crowds() {
 			return nil

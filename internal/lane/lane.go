@@ -80,9 +80,11 @@ type Stream struct {
 	Term func() int64
 	// MayBegin reports whether an attempt may begin at this moment: whether we still lead. nil is always.
 	MayBegin func() bool
-	// CaughtUp reports whether all that was written before the process started has been offered: what comes
-	// until then may have been recorded or delivered by an earlier process.
-	CaughtUp func() bool
+	// Passed is the position up to which the stream has handed over everything that committed.
+	Passed func() event.LSN
+	// Horizon is the end of the WAL when this process took the lead: what committed below it may have been
+	// recorded or delivered by an earlier process.
+	Horizon event.LSN
 	// Refuse returns why an event is to become a dead letter without being handed over, or nil.
 	Refuse func(ev *event.Event) error
 	// Secured is the position from which the stream goes on for this subscriber.
@@ -183,7 +185,7 @@ func New(number int, sub subscriber.Subscriber, options Options, acks Acks, ower
 		calls:   make(map[*call]struct{}),
 		batch:   options.Batch, retryBatch: options.Batch,
 		breaker:  breaker{backoff: options.Backoff},
-		scope:    scope{checking: true, counted: make(map[uint64]int), keys: make(map[string]int), blocked: make(map[string]bool), failed: make(map[*item]struct{})},
+		scope:    scope{lookUp: true, unread: true, counted: make(map[uint64]int), keys: make(map[string]int), blocked: make(map[string]bool), failed: make(map[*item]struct{})},
 		deadSaid: rate.NewLimiter(5, 20),
 		idle:     make(chan struct{}, 1),
 		desk:     make(chan struct{}, 1),
@@ -207,7 +209,7 @@ func (l *Lane) Offer(deliveries ...*ack.Delivery) {
 		it := l.newItem(d.Event, now)
 		it.live = d
 		switch {
-		case l.scope.checking:
+		case l.scope.lookUp:
 			l.scope.unchecked = append(l.scope.unchecked, it)
 			signal(l.desk)
 		case l.inScope(it):

@@ -25,7 +25,7 @@ func observed(t *testing.T, sub subscriber.Subscriber, options lane.Options, the
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, sub, options)
 		r.Lane = lane.New(0, sub, options, acks{r.tracker, r}, r.debt, lane.Stream{
-			Term: func() int64 { return term }, CaughtUp: func() bool { return true },
+			Term: func() int64 { return term }, Passed: passedAll,
 			Pressed: func() bool { return false }, Crowds: func() bool { return false },
 			Refuse: func(*event.Event) error { return nil },
 			Observe: func(_ time.Time, took time.Duration, attempts []lane.Attempt) {

@@ -17,8 +17,8 @@ type Ower interface {
 	// Load tells what is owed to a subscriber at the start. secured is the position up to which the
 	// stream need not look anything up.
 	Load(ctx context.Context, subscriber string, secured event.Position, maxKeys int) (Debt, error)
-	// Record makes deliveries waiting, all or none. One that is recorded already, in whatever state,
-	// stays as it is.
+	// Record makes deliveries waiting, all or none. One that is recorded already, in whatever state, stays as it
+	// is. But where it stands at a made-up position, because its row was read from its table, it takes the real one.
 	Record(ctx context.Context, subscriber string, owed []Owed) error
 	// Dead records a dead letter, or makes one of a waiting delivery.
 	Dead(ctx context.Context, subscriber string, letter Owed) error
@@ -29,9 +29,8 @@ type Ower interface {
 	// the front of the debt; pick is at least 0 and below 1. Without an ordering by key each delivery is a
 	// key of its own. There is none when nothing is due.
 	Sample(ctx context.Context, subscriber string, order Ordering, pick float64) ([]Owed, error)
-	// Known returns the state of those of the events that are recorded, by index: StateWaiting,
-	// StateDead or StatePaid.
-	Known(ctx context.Context, subscriber string, events []*event.Event) (map[int]State, error)
+	// Known returns what is recorded of those of the events that are recorded, by index.
+	Known(ctx context.Context, subscriber string, events []*event.Event) (map[int]Recorded, error)
 	// Paid removes deliveries that were delivered, and what else was paid up to secured. A delivery
 	// beyond secured stays as paid until secured reaches it, because after a crash the stream brings it
 	// again; so does one whose outbox row is still to be marked.
@@ -55,6 +54,13 @@ const (
 	StateDead    State = "dead"    // waits for a person
 	StatePaid    State = "paid"    // was sent; known until the stream is past it
 )
+
+// Recorded is what the debt says of a delivery.
+type Recorded struct {
+	State State
+	// MadeUp tells that its position is not that of its commit, because its row was read from its table.
+	MadeUp bool
+}
 
 // Owed is a delivery that is recorded, or about to be.
 type Owed struct {
@@ -101,6 +107,11 @@ type Debt struct {
 	// Beyond means that something is recorded, in whatever state, beyond the secured position, or of an event that
 	// committed beyond it for all that is known.
 	Beyond bool
+	// Bound is the highest bound of the deliveries at made-up positions, in whatever state, of which the stream may
+	// still bring the event: those with a bound beyond the secured position. 0 where there are none. Bounds are
+	// those of the waiting ones, the highest of each key; nil with More.
+	Bound  event.LSN
+	Bounds map[string]event.LSN
 	// Paused tells that a person has paused the subscriber.
 	Paused bool
 	// Change is Look.Change of a moment before the rest was read.

@@ -66,14 +66,14 @@ func (d *desk) read(ctx context.Context) error {
 	l := d.l
 	l.mu.Lock()
 	s := &l.scope
-	ready := d.waiting && l.running && !l.draining && !s.paused && !s.checking && !l.liveAtWork()
+	ready := d.waiting && l.running && !l.draining && !s.paused && !s.unread && !l.liveAtWork() && !s.mustRecordFirst()
 	if ready && l.backAgain && d.leftOut {
 		d.again = true // what failed while the subscriber was away need not wait any longer
 	}
 	if ready && d.again {
 		ready = d.beginPassLocked(time.Now())
 	}
-	if l.options.Ordering == Total && s.blocked[""] {
+	if _, unread := d.unreadTo[""]; l.options.Ordering == Total && (unread || s.blocked[""]) {
 		ready = false
 	}
 	if !ready || !d.wantsMoreLocked() {
@@ -136,6 +136,10 @@ func (d *desk) queryLocked(limit int, bytes int64) Query {
 	}
 	for key := range l.scope.blocked {
 		query.Without = append(query.Without, key)
+	}
+	for key := range d.unreadTo {
+		query.Without = append(query.Without, key)
+		d.leftOut = true
 	}
 	inHand := make(map[string]bool)
 	for _, it := range l.owedItems() {
@@ -332,7 +336,7 @@ func (d *desk) readSample(ctx context.Context) error {
 	now := time.Now()
 	l.mu.Lock()
 	wanted := l.breaker.open() && l.sample == nil && !now.Before(l.breaker.nextOther) && now.Sub(d.sampledAt) >= maxProbeGap &&
-		l.options.Ordering != Total && d.waiting && !d.again && l.running && !l.draining && !l.scope.paused && !l.scope.checking && !l.liveAtWork()
+		l.options.Ordering != Total && d.waiting && !d.again && l.running && !l.draining && !l.scope.paused && !l.scope.unread && !l.liveAtWork() && !l.scope.mustRecordFirst()
 	l.mu.Unlock()
 	if !wanted {
 		return nil
@@ -347,7 +351,7 @@ func (d *desk) readSample(ctx context.Context) error {
 	for _, o := range owed {
 		key := l.keyOf(o.Event)
 		q := l.keys[key]
-		if l.scope.blocked[key] || !l.breaker.open() {
+		if _, unread := d.unreadTo[key]; unread || l.scope.blocked[key] || !l.breaker.open() {
 			return nil
 		}
 		if q == nil && !d.inHandLocked(key) {

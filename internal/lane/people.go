@@ -48,11 +48,117 @@ func (d *desk) look(ctx context.Context) error {
 	defer l.mu.Unlock()
 	d.change = debt.Change
 	l.widen(debt)
+	d.expectLocked(debt)
 	for _, q := range l.keys {
 		l.giveUp(q) // it may have been discarded, or be dead now
 	}
 	d.again, d.waiting = true, true
 	return nil
+}
+
+// expectLocked prepares for what was added to the debt although the stream may still bring it, or has brought it and
+// it is open here: what is recorded is the truth. What is open is looked up next, and what comes is looked up until
+// the stream has passed the bound of what was added. Its key is not read before: earlier events of it may come.
+func (d *desk) expectLocked(debt Debt) {
+	s := &d.l.scope
+	if debt.Bound == 0 {
+		return
+	}
+	d.openUnknown = true
+	passed := d.l.stream.Passed()
+	if passed >= debt.Bound {
+		return
+	}
+	s.lookUp = true
+	d.lookUpTo = max(d.lookUpTo, debt.Bound)
+	if debt.More {
+		s.unread = true
+	}
+	for key, bound := range debt.Bounds {
+		switch d.l.options.Ordering {
+		case None: // nothing waits for what is owed
+			continue
+		case Total:
+			key = ""
+		case ByKey:
+		}
+		if bound > passed {
+			d.unreadTo[key] = max(d.unreadTo[key], bound)
+		}
+	}
+}
+
+// passedLocked is called when everything that the stream had handed over at a position is looked up.
+func (d *desk) passedLocked(passed event.LSN) {
+	l := d.l
+	for key, bound := range d.unreadTo {
+		if passed >= bound {
+			delete(d.unreadTo, key)
+			d.again, d.waiting = true, true
+		}
+	}
+	if passed >= d.lookUpTo {
+		l.admit(len(l.scope.unchecked), nil) // it came later
+		l.scope.lookUp, l.scope.unread = false, false
+	}
+}
+
+// lookUpOpen looks up whether the debt has what is open here.
+func (d *desk) lookUpOpen(ctx context.Context) error {
+	l := d.l
+	if !d.openUnknown {
+		return nil
+	}
+	l.mu.Lock()
+	open := l.liveLocked()
+	l.mu.Unlock()
+	known, err := d.lookUp(ctx, open)
+	if err != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	d.openUnknown = false
+	if len(known) > 0 {
+		l.yieldToDebtLocked(known)
+		l.pump()
+	}
+	return nil
+}
+
+// lookUp returns what is recorded of live deliveries. Those that stand at a made-up position take their real one: so
+// the debt gives them out in the order of their keys.
+func (d *desk) lookUp(ctx context.Context, items []*item) (map[*item]Recorded, error) {
+	l := d.l
+	known := make(map[*item]Recorded)
+	if len(items) == 0 {
+		return known, nil
+	}
+	events := make([]*event.Event, len(items))
+	for i, it := range items {
+		events[i] = it.ev
+	}
+	found, err := l.ower.Known(ctx, l.Name(), events)
+	if err != nil {
+		return nil, fmt.Errorf("look up what is owed: %w", err)
+	}
+	var added []Owed
+	for i, recorded := range found {
+		known[items[i]] = recorded
+		if recorded.State == StateWaiting {
+			d.waiting, d.unread = true, true
+		}
+		if recorded.MadeUp && recorded.State != StatePaid {
+			added = append(added, items[i].owed())
+		}
+	}
+	if len(added) > 0 {
+		if err := l.ower.Record(ctx, l.Name(), added); err != nil {
+			return nil, fmt.Errorf("record where %d added deliveries stand: %w", len(added), err)
+		}
+		d.again = true // one may stand before the cursor now
+	}
+	return known, nil
 }
 
 // pauseAsked pauses the subscriber on its own word; what follows is as if a person had done it.

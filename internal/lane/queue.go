@@ -21,6 +21,9 @@ type item struct {
 	dead, finished bool
 	// abandoned: recorded as owed while its handler did not return; what the handler says is ignored.
 	abandoned bool
+	// recorded: the debt had the live delivery already when that was looked up, while it was in its handler. If the
+	// handler fails the debt goes on with it, or it is dead. "" for nearly all.
+	recorded State
 }
 
 // failure is how an item has failed. Most never do, and a window full of items is to be small.

@@ -56,7 +56,7 @@ func (l *Lane) Replay(ctx context.Context, events []*event.Event, again time.Tim
 		}
 		it.replay, it.number, it.queue = r, int32(i), nil
 		key := l.keyOf(ev)
-		if refused[key] || !l.running || l.draining || l.scope.checking || l.inScope(it) {
+		if refused[key] || !l.running || l.draining || l.scope.unread || l.inScope(it) {
 			refused[key] = true
 			l.giveBack(it)
 			continue

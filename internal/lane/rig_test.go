@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"math"
 	"os"
 	"slices"
 	"strings"
@@ -96,10 +97,15 @@ func newLane(sub subscriber.Subscriber, options lane.Options, acks lane.Acks, ow
 	return newLaneIn(lane.Stream{}, sub, options, acks, ower, crowds)
 }
 
+// passedAll is of a stream that brings nothing that could be recorded already.
+func passedAll() event.LSN { return math.MaxInt64 }
+
 // newLaneIn is newLane in a stream of which something is told.
 func newLaneIn(stream lane.Stream, sub subscriber.Subscriber, options lane.Options, acks lane.Acks, ower lane.Ower, crowds func() bool) *lane.Lane {
 	stream.Term = func() int64 { return term }
-	stream.CaughtUp = func() bool { return true }
+	if stream.Passed == nil {
+		stream.Passed = passedAll
+	}
 	stream.Pressed = func() bool { return false }
 	stream.Crowds = crowds
 	stream.Refuse = func(*event.Event) error { return nil }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/backendstart/walpost/internal/ack"
+	"github.com/backendstart/walpost/internal/event"
 )
 
 // scope says which events are held back because something before them is owed. All of it is guarded by
@@ -19,13 +20,17 @@ type scope struct {
 	keys    map[string]int  // without all: keys in debt and how many recorded deliveries of each wait
 	blocked map[string]bool // keys behind a dead letter, where the subscriber wants that
 	paused  bool            // a person has paused the subscriber
-	// checking: an earlier process may have recorded what the stream brings, so it is looked up first.
-	// Nothing is read from the debt meanwhile: something older may come to it.
-	checking  bool
-	unchecked []*item // offered while checking
+	// lookUp: an earlier process or a person may have recorded what the stream brings, so it is looked up first.
+	lookUp    bool
+	unchecked []*item // offered while lookUp
+	// unread: nothing is read from the debt, because something older may come to it.
+	unread bool
 
 	held   []*item // offered and in scope
 	urgent bool    // some of held stand still and must leave the window
+	// before: what is held up to this position may be older than what is recorded of its key. So it is recorded
+	// before anything is read.
+	before event.Position
 
 	inHand      int                // read from the debt; neither removed there nor given up here
 	inHandBytes int64              // of them
@@ -56,29 +61,125 @@ func (l *Lane) hold(it *item) {
 	signal(l.desk)
 }
 
-// admit lets the first n of the events that were looked up into the lane. known has the state of those
-// that an earlier process recorded.
-func (l *Lane) admit(n int, known map[int]State) {
+// admit lets the first n of the events that were looked up into the lane. known has those that are recorded.
+func (l *Lane) admit(n int, known map[*item]Recorded) {
 	s := &l.scope
-	for i, it := range s.unchecked[:n] {
-		switch state, ok := known[i]; {
-		case !ok && l.inScope(it):
+	for _, it := range s.unchecked[:n] {
+		switch recorded, ok := known[it]; {
+		case ok:
+			l.endRecordedLocked(it, recorded.State)
+			l.oweKeyLocked(it, recorded.State)
+		case l.inScope(it):
 			l.hold(it)
-			// It can be older than what is recorded of its key, so it is recorded before that is read.
-			s.urgent = s.urgent || known != nil
-		case !ok:
+			if known != nil { // it can be older than what is recorded of its key
+				s.recordBeforeReading(it)
+			}
+		default:
 			l.queue(it)
-		case state == StateWaiting:
-			l.held--
-			l.acks.Secure([]*ack.Delivery{it.live})
-		default: // dead, or paid: finished
-			l.held--
-			l.acks.Finish(ack.End{Delivery: it.live, Dead: true})
 		}
 	}
 	s.unchecked = rest(s.unchecked, n)
 	l.metrics.open.Set(float64(l.held))
 	l.pump()
+}
+
+// recordBeforeReading lets nothing be read from the debt before what is held up to an event is recorded.
+func (s *scope) recordBeforeReading(it *item) {
+	if it.ev.Position.Compare(s.before) > 0 {
+		s.before = it.ev.Position
+	}
+}
+
+// mustRecordFirst reports whether something that is held has to be recorded before the debt is read.
+func (s *scope) mustRecordFirst() bool {
+	if s.before == (event.Position{}) {
+		return false
+	}
+	for _, it := range s.held {
+		if it.ev.Position.Compare(s.before) <= 0 {
+			return true
+		}
+	}
+	s.before = event.Position{}
+	return false
+}
+
+// liveLocked lists the live deliveries of the lane, but for those that are still to be looked up.
+func (l *Lane) liveLocked() []*item {
+	live := slices.Clone(l.scope.held)
+	add := func(items []*item) {
+		for _, it := range items {
+			if it.live != nil && !it.abandoned {
+				live = append(live, it)
+			}
+		}
+	}
+	for _, q := range l.keys {
+		add(q.items)
+	}
+	for c := range l.calls {
+		add(c.items)
+	}
+	return live
+}
+
+// yieldToDebtLocked ends the live deliveries that the debt turns out to have already, because a person has added
+// them: what is recorded is the truth. One that is in its handler ends when the handler returns.
+func (l *Lane) yieldToDebtLocked(known map[*item]Recorded) {
+	s := &l.scope
+	recorded := func(it *item) bool {
+		r, ok := known[it]
+		if ok {
+			l.endRecordedLocked(it, r.State)
+		}
+		return ok
+	}
+	for _, q := range l.keys {
+		before := len(q.items)
+		if q.items = slices.DeleteFunc(q.items, recorded); len(q.items) == before || q.state != retrying {
+			continue
+		}
+		if len(q.items) == 0 {
+			l.releaseEmptyLocked(q)
+			continue
+		}
+		l.makeReady(q) // what has failed may be gone
+	}
+	s.held = slices.DeleteFunc(s.held, recorded)
+	for c := range l.calls {
+		for _, it := range c.items {
+			it.recorded = known[it].State
+		}
+	}
+	for it, r := range known {
+		l.oweKeyLocked(it, r.State)
+	}
+	l.abandonOverdue()
+	l.metrics.open.Set(float64(l.held))
+}
+
+// endRecordedLocked ends a live delivery that the debt has already: it is sent from there, or not at all.
+func (l *Lane) endRecordedLocked(it *item, state State) {
+	l.held--
+	if state != StateWaiting { // dead, or paid: finished
+		l.acks.Finish(ack.End{Delivery: it.live, Dead: true})
+		return
+	}
+	l.acks.Secure([]*ack.Delivery{it.live})
+	l.scope.recordBeforeReading(it)
+}
+
+// oweKeyLocked puts the key of a delivery that waits in the debt in debt, if it is not.
+func (l *Lane) oweKeyLocked(it *item, state State) {
+	s := &l.scope
+	key := l.keyOf(it.ev)
+	if _, ok := s.keys[key]; ok || state != StateWaiting || s.all || l.options.Ordering == None {
+		return
+	}
+	s.keys[key] = unknown
+	if q := l.keys[key]; q != nil {
+		l.holdQueue(q)
+	}
 }
 
 // assess decides whether something has stood still for too long, or holds too much of the window, and
@@ -218,11 +319,17 @@ func (l *Lane) abandonOverdue() {
 			continue
 		}
 		for _, it := range c.items {
-			if it.live != nil && !it.abandoned && !it.finished && l.inScope(it) {
+			switch {
+			case it.live == nil || it.abandoned || it.finished:
+			case it.recorded != "":
+				it.abandoned = true
+				l.endRecordedLocked(it, it.recorded)
+			case l.inScope(it):
 				it.abandoned = true
 				copied, past := *it, it.past()
 				copied.abandoned, copied.queue, copied.failure = false, nil, &past
 				l.scope.held = append(l.scope.held, &copied)
+				l.scope.recordBeforeReading(&copied)
 			}
 		}
 	}
@@ -236,7 +343,7 @@ func (l *Lane) liveAtWork() bool {
 			continue
 		}
 		for _, it := range c.items {
-			if it.live != nil && l.inScope(it) {
+			if it.live != nil && (it.recorded != "" || l.inScope(it)) {
 				return true
 			}
 		}

@@ -436,12 +436,12 @@ func startProcess(server *modelServer, subs []*modelSubscriber, budget int64, pl
 		options := server.lane
 		options.Ordering = sub.ordering
 		l := lane.New(i, modelOutlet{sub, p}, options, p.tracker, mortal{server.debt, p, plant}, lane.Stream{
-			Term:     func() int64 { return 1 },
-			CaughtUp: func() bool { return at() >= horizon },
-			Crowds:   func() bool { return p.tracker.Crowds(i) },
-			Pressed:  func() bool { return p.tracker.Pressed(i) },
-			Refuse:   func(*event.Event) error { return nil },
-			Secured:  members[i].after,
+			Term:   func() int64 { return 1 },
+			Passed: at, Horizon: horizon,
+			Crowds:  func() bool { return p.tracker.Crowds(i) },
+			Pressed: func() bool { return p.tracker.Pressed(i) },
+			Refuse:  func(*event.Event) error { return nil },
+			Secured: members[i].after,
 		}, vectors.For(sub.name), log)
 		lanes = append(lanes, l)
 		names = append(names, sub.name)

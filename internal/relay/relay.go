@@ -333,7 +333,8 @@ func (r *Relay) build(s *session, careful bool, found *suspect, stop context.Can
 		l := lane.New(i, target, options, tracker, r.owed, lane.Stream{
 			Term:     r.fence.Term,
 			MayBegin: r.leads,
-			CaughtUp: func() bool { return r.wal.HandedOver() >= s.horizon }, // received alone may still be gathered
+			Passed:   r.wal.HandedOver, // received alone may still be gathered
+			Horizon:  s.horizon,
 			Crowds:   func() bool { return tracker.Crowds(i) },
 			Pressed:  func() bool { return tracker.Pressed(i) },
 			Secured:  s.members[i].after,

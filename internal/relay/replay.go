@@ -275,7 +275,7 @@ func (w *replayWork) send(ctx, lanes context.Context, source string, page replay
 	}
 	for i, row := range page.Rows {
 		ev := row.Event
-		switch state := owed[i]; {
+		switch state := owed[i].State; {
 		case state == lane.StateWaiting || state == lane.StateDead:
 			reached.Owed++
 		case ev.Invalid != "":

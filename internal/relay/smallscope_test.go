@@ -45,13 +45,13 @@ import (
 type scope struct {
 	name     string
 	budget   int64
-	fails    int  // so many attempts of b fail: its key falls into debt
-	refusals int  // so many events b never takes: dead letters, which a person redrives or discards
-	crashes  int  // of the relay
-	leaves   bool // b may be gone from the configuration after a crash
-	adds     bool // a person owes b the third event by its row: at a made-up position. It has a key of its own then
-	allAgain bool // after a crash all orders are searched again; else the next life does first things first
-	events   int  // 3, or 2 of one key
+	fails    int        // so many attempts of b fail: its key falls into debt
+	refusals int        // so many events b never takes: dead letters, which a person redrives or discards
+	crashes  int        // of the relay
+	leaves   bool       // b may be gone from the configuration after a crash
+	adds     lane.State // a person owes b the third event by its row, at a made-up position; "" for no one does
+	allAgain bool       // after a crash all orders are searched again; else the next life does first things first
+	events   int        // 3, or 2 of one key
 	plant    smallPlant
 }
 
@@ -323,9 +323,6 @@ func newSmallWorld(s *scope, m *smallMetrics) *smallWorld {
 		{commit: 8000, end: 8080, events: []modelEvent{{"e1", "1", "k0", "t"}, {"e2", "2", "k1", "t"}}},
 		{commit: 8080, end: 8160, events: []modelEvent{{"e3", "3", "k0", "t"}}},
 	}
-	if s.adds {
-		w.server.commits[1].events[0].key = "k2"
-	}
 	if s.events == 2 {
 		w.server.commits[0].events = w.server.commits[0].events[:1]
 	}
@@ -381,12 +378,12 @@ func (w *smallWorld) begin(names ...string) {
 			l.tracker.AwaitOwes(i)
 			options := lane.Options{Ordering: lane.ByKey, Concurrency: 2, Timeout: 1000 * time.Hour, Backoff: lane.Backoff{Initial: 2500 * time.Millisecond, Max: 2500 * time.Millisecond}}
 			room := lane.New(i, smallSubscriber{w, l, m.name}, options, l.tracker, ower, lane.Stream{
-				Term:     func() int64 { return 1 },
-				CaughtUp: func() bool { return at() >= horizon },
-				Crowds:   func() bool { return false },
-				Pressed:  func() bool { return false },
-				Refuse:   func(*event.Event) error { return nil },
-				Secured:  m.after,
+				Term:   func() int64 { return 1 },
+				Passed: at, Horizon: horizon,
+				Crowds:  func() bool { return false },
+				Pressed: func() bool { return false },
+				Refuse:  func(*event.Event) error { return nil },
+				Secured: m.after,
 			}, w.metrics.lanes[m.name], discardLog)
 			route.Lane = room
 			l.ended.Go(func() { _ = room.Run(dead, 0) })
@@ -461,7 +458,7 @@ func (w *smallWorld) choices() []string {
 	if !busy && w.server.debt.Unmarked() > 0 {
 		steps = append(steps, "the recorder looks for marks")
 	}
-	if w.scope.adds && !w.added {
+	if w.scope.adds != "" && !w.added {
 		steps = append(steps, "a person owes e3 to b")
 	}
 	if w.people < 1 && len(w.server.debt.Owed("b", lane.StateDead)) > 0 {
@@ -503,7 +500,12 @@ func (w *smallWorld) take(step string) {
 		w.added = true
 		ev := (&outbox.Source{Name: "model", Messages: "m"}).EventFromMessage(w.server.commits[1].events[0].content())
 		ev.Source, ev.Position, ev.Bound = "model", event.Position{Epoch: 1, Commit: 7999}, w.server.end
-		w.server.debt.Add("b", ev)
+		if w.scope.adds == lane.StateDead && !slices.Contains(w.had["b"], "e3") {
+			w.mu.Lock()
+			w.everDead["b e3"] = true
+			w.mu.Unlock()
+		}
+		w.server.debt.Add("b", ev, w.scope.adds)
 		w.server.end += 8 // that is WAL as well
 	case "a person redrives":
 		w.people++
@@ -625,7 +627,7 @@ func (w *smallWorld) check() {
 			}
 		}
 		if first, third := slices.Index(w.had[sub], "e1"), slices.Index(w.had[sub], "e3"); third >= 0 && (first < 0 || first > third) &&
-			!w.everDead[sub+" e1"] && !w.scope.adds { // a dead letter lets the later ones by
+			!w.everDead[sub+" e1"] { // a dead letter lets the later ones by
 			w.complainLocked("P3: %s had e3 before e1: %v", sub, w.had[sub])
 		}
 		if w.lives == 1 && !w.added && w.people == 0 && len(slices.Compact(slices.Sorted(slices.Values(w.had[sub])))) < len(w.had[sub]) {
@@ -805,7 +807,7 @@ func searchAll(t *testing.T, s *scope) {
 func TestSmallScope_findsPlantedBugs(t *testing.T) {
 	for name, s := range map[string]scope{
 		"marks before the last debt is paid":           {fails: 1, plant: smallPlant{marksWhatIsOwed: true}},
-		"marks at a made-up position before its bound": {adds: true, plant: smallPlant{marksBeforeBound: true}},
+		"marks at a made-up position before its bound": {adds: lane.StateDead, plant: smallPlant{marksBeforeBound: true}},
 		"confirms one too far":                         {plant: smallPlant{confirmsOneTooFar: true}},
 		"pays before the handler has returned":         {fails: 1, crashes: 1, plant: smallPlant{paysBeforeReturned: true}},
 	} {

@@ -34,6 +34,7 @@ func Run(t *testing.T, open func(t *testing.T, events []*event.Event) Debt) {
 	for name, test := range map[string]func(*testing.T, *book){
 		"Record keeps everything about a delivery":               recordKeepsEverything,
 		"Record leaves what is recorded as it is":                recordLeavesWhatIsThere,
+		"Record gives what was added the position of its event":  recordPlacesWhatWasAdded,
 		"Waiting gives the order of positions":                   waitingGivesTheOrder,
 		"Waiting begins after a position":                        waitingBeginsAfter,
 		"Waiting leaves keys out":                                waitingLeavesKeysOut,
@@ -226,11 +227,21 @@ func (b *book) wantWaiting(query lane.Query, want ...string) {
 
 func (b *book) wantKnown(want map[int]lane.State) {
 	b.t.Helper()
-	got, err := b.ower.Known(b.t.Context(), sub, b.events)
-	b.ok(err)
-	if !maps.Equal(got, want) {
+	if got := b.known(b.events...); !maps.Equal(got, want) {
 		b.t.Errorf("known: got %v, want %v", got, want)
 	}
+}
+
+// known returns the states of those of the events that are recorded, by index.
+func (b *book) known(events ...*event.Event) map[int]lane.State {
+	b.t.Helper()
+	known, err := b.ower.Known(b.t.Context(), sub, events)
+	b.ok(err)
+	states := make(map[int]lane.State)
+	for i, recorded := range known {
+		states[i] = recorded.State
+	}
+	return states
 }
 
 func (b *book) load(secured event.Position, maxKeys int) lane.Debt {
@@ -275,6 +286,34 @@ func recordLeavesWhatIsThere(t *testing.T, b *book) {
 		t.Errorf("attempts: got %d, want 3 as before", got)
 	}
 	b.ok(b.ower.Record(t.Context(), sub, nil))
+}
+
+// added is the event as a person adds it: at a made-up position, before the bound 0x200.
+func (b *book) added(n int) *event.Event {
+	e := *b.events[n]
+	e.Position, e.Bound = event.Position{Epoch: 1, Commit: 0x7F, Ordinal: int64(n)}, 0x200
+	return &e
+}
+
+func recordPlacesWhatWasAdded(t *testing.T, b *book) {
+	b.record(b.added(3), b.added(2))
+	b.dead(b.added(1))
+	b.record(b.added(0))
+	b.pay(event.Position{}, b.added(0))
+	b.record(b.events[:3]...)
+	b.wantWaiting(all, "e4", "e3")
+	b.record(b.events[3], b.events[3]) // two rows with one identity are one event
+	b.wantWaiting(all, "e3", "e4")
+	b.wantKnown(map[int]lane.State{0: lane.StatePaid, 1: lane.StateDead, 2: lane.StateWaiting, 3: lane.StateWaiting})
+	known, err := b.ower.Known(t.Context(), sub, b.events)
+	b.ok(err)
+	for n, want := range map[int]bool{0: true, 1: false, 2: false, 3: false} {
+		if known[n].MadeUp != want {
+			t.Errorf("delivery %d stands at a made-up position: %v, want %v", n, known[n].MadeUp, want)
+		}
+	}
+	b.record(b.added(3)) // and no other way round
+	b.wantWaiting(all, "e3", "e4")
 }
 
 func waitingGivesTheOrder(t *testing.T, b *book) {
@@ -511,26 +550,32 @@ func loadTellsBeyond(t *testing.T, b *book) {
 
 // What a person adds has a place before the stream, which may bring the event all the same.
 func loadTellsWhatTheStreamMayBring(t *testing.T, b *book) {
-	added := func(n int) *event.Event {
-		e := *b.events[n]
-		e.Position, e.Bound = event.Position{Epoch: 1, Commit: 0x7F, Ordinal: int64(n)}, 0x200
-		return &e
-	}
 	want := func(state lane.State) {
 		t.Helper()
 		for commit, want := range map[event.LSN]bool{0x7F: true, 0x100: true, 0x200: false, 0x300: false} {
 			secured := event.Position{Epoch: 1, Commit: commit, Ordinal: math.MaxInt64}
-			if got := b.load(secured, 10).Beyond; got != want {
-				t.Errorf("a %s delivery with the bound 0x200, secured up to %v: got %t, want %t", state, secured, got, want)
+			got := b.load(secured, 10)
+			if got.Beyond != want || (got.Bound == 0x200) != want {
+				t.Errorf("a %s delivery with the bound 0x200, secured up to %v: got %t, up to %v, want %t", state, secured, got.Beyond, got.Bound, want)
+			}
+			bounds := make(map[string]event.LSN)
+			if want && state == lane.StateWaiting {
+				bounds["b"] = 0x200
+			}
+			if !maps.Equal(got.Bounds, bounds) {
+				t.Errorf("a %s delivery with the bound 0x200, secured up to %v: got bounds %v, want %v", state, secured, got.Bounds, bounds)
 			}
 		}
 	}
-	b.record(added(1))
+	b.record(b.added(1))
 	want(lane.StateWaiting)
-	b.ok(b.ower.Paid(t.Context(), sub, []lane.Paid{{Event: added(1)}}, event.Position{}))
+	if got := b.load(event.Position{}, 0); !got.More || got.Bounds != nil || got.Bound != 0x200 {
+		t.Errorf("with more keys than asked for: got %+v, want the highest bound and no other", got)
+	}
+	b.ok(b.ower.Paid(t.Context(), sub, []lane.Paid{{Event: b.added(1)}}, event.Position{}))
 	want(lane.StatePaid)
 	b.markRows(event.Position{Epoch: 9})
-	b.dead(added(2))
+	b.dead(b.added(2))
 	want(lane.StateDead)
 }
 
@@ -620,16 +665,14 @@ func idsComeAgain(t *testing.T, b *book) {
 	now.Occurrence, now.Payload, now.Position.Commit = "now", []byte("2"), 0x108
 	b.dead(then)
 	b.record(&now)
-	states, err := b.ower.Known(t.Context(), sub, []*event.Event{then, &now})
-	b.ok(err)
+	states := b.known(then, &now)
 	if want := map[int]lane.State{0: lane.StateDead, 1: lane.StateWaiting}; !maps.Equal(states, want) {
 		t.Errorf("states: got %v, want %v", states, want)
 	}
 	b.wantWaiting(all, "1")
 	b.pay(now.Position, &now)
 	b.wantWaiting(all)
-	states, err = b.ower.Known(t.Context(), sub, []*event.Event{then, &now})
-	b.ok(err)
+	states = b.known(then, &now)
 	if want := map[int]lane.State{0: lane.StateDead}; !maps.Equal(states, want) {
 		t.Errorf("states after the payment: got %v, want %v", states, want)
 	}

@@ -74,12 +74,12 @@ func (m *Memory) setMark(of event.Identity, attempts int) {
 	}
 }
 
-// Add makes a person owe an event to a subscriber, unless it is recorded already.
-func (m *Memory) Add(subscriber string, e *event.Event) {
+// Add makes a person owe an event to a subscriber, waiting or dead, unless it is recorded already.
+func (m *Memory) Add(subscriber string, e *event.Event, state lane.State) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if a := m.of(subscriber); a.rows[e.Identity()] == nil {
-		a.insert(&row{Owed: lane.Owed{Event: e}, state: lane.StateWaiting})
+		a.insert(&row{Owed: lane.Owed{Event: e}, state: state})
 		m.changes++
 	}
 }
@@ -153,15 +153,24 @@ func (m *Memory) Load(ctx context.Context, subscriber string, secured event.Posi
 		return lane.Debt{}, err
 	}
 	a := m.of(subscriber)
-	debt := lane.Debt{Keys: make(map[string]int), Paused: a.paused, Change: m.changes}
+	debt := lane.Debt{Keys: make(map[string]int), Bounds: make(map[string]event.LSN), Paused: a.paused, Change: m.changes}
 	for _, r := range a.order {
-		debt.Beyond = debt.Beyond || r.Event.Position.Compare(secured) > 0 || r.Event.LastOf().Compare(secured) > 0
-		if r.state == lane.StateWaiting {
-			debt.Keys[r.Event.Key]++
+		bound := event.Position{Epoch: r.Event.Position.Epoch, Commit: r.Event.Bound}
+		ahead := bound.Compare(event.Position{Epoch: secured.Epoch, Commit: secured.Commit}) > 0 && r.Event.Bound != 0
+		debt.Beyond = debt.Beyond || ahead || r.Event.Position.Compare(secured) > 0
+		if ahead {
+			debt.Bound = max(debt.Bound, r.Event.Bound)
+		}
+		if r.state != lane.StateWaiting {
+			continue
+		}
+		debt.Keys[r.Event.Key]++
+		if ahead {
+			debt.Bounds[r.Event.Key] = max(debt.Bounds[r.Event.Key], r.Event.Bound)
 		}
 	}
 	if debt.More = len(debt.Keys) > maxKeys; debt.More {
-		debt.Keys = nil
+		debt.Keys, debt.Bounds = nil, nil
 	}
 	return debt, nil
 }
@@ -174,8 +183,14 @@ func (m *Memory) Record(ctx context.Context, subscriber string, owed []lane.Owed
 	}
 	a := m.of(subscriber)
 	for _, o := range owed {
-		if a.rows[o.Event.Identity()] == nil {
+		r := a.rows[o.Event.Identity()]
+		switch {
+		case r == nil:
 			a.insert(&row{Owed: o, state: lane.StateWaiting})
+		case r.Event.Bound != 0 && o.Event.Bound == 0 && r.state != lane.StatePaid:
+			a.remove(o.Event.Identity())
+			r.Event = o.Event
+			a.insert(r)
 		}
 	}
 	return nil
@@ -264,18 +279,18 @@ func (m *Memory) Sample(ctx context.Context, subscriber string, order lane.Order
 }
 
 // Known implements lane.Ower.
-func (m *Memory) Known(ctx context.Context, subscriber string, events []*event.Event) (map[int]lane.State, error) {
+func (m *Memory) Known(ctx context.Context, subscriber string, events []*event.Event) (map[int]lane.Recorded, error) {
 	defer m.mu.Unlock()
 	if err := m.begin(ctx); err != nil {
 		return nil, err
 	}
-	states := make(map[int]lane.State)
+	known := make(map[int]lane.Recorded)
 	for i, e := range events {
 		if r := m.of(subscriber).rows[e.Identity()]; r != nil {
-			states[i] = r.state
+			known[i] = lane.Recorded{State: r.state, MadeUp: r.Event.Bound != 0}
 		}
 	}
-	return states, nil
+	return known, nil
 }
 
 // Paid implements lane.Ower.
