@@ -59,8 +59,9 @@ var rooms = []room{
 	{"replay", "debt event outbox postgres store"},
 	{"lease", "postgres store"},
 	{"dispatch", "ack event lane outbox pgoutput"},
-	{"relay", "ack debt dispatch event lane lease outbox pgoutput postgres replay store subscriber wal"},
-	{"doctor", "event outbox postgres store wal"},
+	{"slot", "event outbox postgres store wal"},
+	{"relay", "ack debt dispatch event lane lease outbox pgoutput postgres replay slot store subscriber wal"},
+	{"doctor", "outbox postgres slot store wal"},
 	{"admin", "debt event lane outbox postgres relay replay store wal"},
 	{"ops", "admin debt lane postgres printable relay replay store strictjson"},
 

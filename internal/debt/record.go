@@ -2,6 +2,7 @@ package debt
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -92,6 +93,28 @@ func (s *Store) placeMadeUp(ctx context.Context, tx pgx.Tx, subscriber string, o
 		return fmt.Errorf("give deliveries that were added the positions of their events: %w", err)
 	}
 	return nil
+}
+
+// LastWaiting returns the position of the last delivery of an epoch that waits for one of the subscribers, zero if none
+// does.
+func (s *Store) LastWaiting(ctx context.Context, tx pgx.Tx, epoch int32, subscribers []string) (event.Position, error) {
+	var commit string
+	last := event.Position{Epoch: epoch}
+	err := tx.QueryRow(ctx, `
+		SELECT o.commit_lsn::text, o.ordinal FROM pg_catalog.unnest($2::text[]) n, LATERAL (
+			SELECT commit_lsn, ordinal FROM walpost.owed WHERE slot = $1 AND subscriber = n AND state = 'waiting' AND epoch = $3
+			ORDER BY epoch DESC, commit_lsn DESC, ordinal DESC LIMIT 1) o
+		ORDER BY o.commit_lsn DESC, o.ordinal DESC LIMIT 1`, s.slot, subscribers, epoch).Scan(&commit, &last.Ordinal)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return event.Position{}, nil
+	}
+	if err == nil {
+		last.Commit, err = event.ParseLSN(commit)
+	}
+	if err != nil {
+		return event.Position{}, fmt.Errorf("find the last delivery that waits: %w", err)
+	}
+	return last, nil
 }
 
 // fit is how many of the deliveries one statement takes, at least one.

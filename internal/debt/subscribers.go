@@ -198,3 +198,8 @@ func (s *Store) Rename(ctx context.Context, tx pgx.Tx, before, name string) erro
 	}
 	return store.RenameSubscriber(ctx, tx, s.slot, before, name)
 }
+
+// RenameSources gives sources other names in what is owed, by their former names.
+func RenameSources(ctx context.Context, tx pgx.Tx, slot string, renamed map[string]string) error {
+	return store.RenameSources(ctx, tx, `walpost.owed`, `t.slot = $1`, slot, renamed, "source")
+}

@@ -60,6 +60,9 @@ type Dispatcher struct {
 	log      *slog.Logger
 	metrics  *Metrics
 
+	former     []Former        // see PassOver
+	passedOver map[string]bool // by source: said once
+
 	tables    []*outbox.Table
 	decoder   *pgoutput.Decoder
 	relations map[uint32]*binding // by oid, as the server last described them
@@ -74,6 +77,12 @@ type Dispatcher struct {
 	number    int               // of events gathered
 	completed event.LSN         // commit of the last transaction received whole
 	last      event.Position    // of the last event taken in
+}
+
+// Former is a table that was a source. One that has got another name is known by its oid.
+type Former struct {
+	Source, Schema, Table string
+	OID                   uint32
 }
 
 // binding is how the rows of a relation become events.
@@ -104,8 +113,9 @@ func New(tables []*outbox.Table, messages []*outbox.Source, routes []Route, trac
 	metrics *Metrics, log *slog.Logger) *Dispatcher {
 	d := &Dispatcher{
 		messages: messages, routes: routes, tracker: tracker, epoch: epoch, maxEvent: maxEvent, log: log,
-		metrics: metrics,
-		sources: make(map[string]*source), gathered: make([][]*ack.Delivery, len(routes)),
+		metrics:    metrics,
+		passedOver: make(map[string]bool),
+		sources:    make(map[string]*source), gathered: make([][]*ack.Delivery, len(routes)),
 	}
 	for _, source := range messages {
 		d.source(source.Name)
@@ -132,6 +142,19 @@ func (d *Dispatcher) Connected(tables []*outbox.Table) {
 	d.decoder = pgoutput.NewDecoder()
 	d.relations = make(map[uint32]*binding)
 	d.inside = false
+}
+
+// PassOver names tables that were sources: their rows are counted and passed over. Call it before the stream begins.
+func (d *Dispatcher) PassOver(former []Former) { d.former = former }
+
+// formerSource returns the name of the source that a relation was, "" if it was none.
+func (d *Dispatcher) formerSource(relation *pgoutput.Relation) string {
+	for _, f := range d.former {
+		if f.OID == relation.ID || f.Schema == relation.Namespace && f.Table == relation.Name {
+			return f.Source
+		}
+	}
+	return ""
 }
 
 // HasRoom reports whether the window takes another event.
@@ -229,6 +252,10 @@ func (d *Dispatcher) insert(m *pgoutput.Insert) error {
 	}
 	bound := d.relations[m.Relation.ID]
 	if bound == nil {
+		if source := d.formerSource(m.Relation); source != "" {
+			d.passOver(source)
+			return nil
+		}
 		table := pgx.Identifier{m.Relation.Namespace, m.Relation.Name}.Sanitize()
 		return &MismatchError{fmt.Errorf("the publication brings rows of table %s, which no source names: "+
 			"if the outbox was renamed, name it in the configuration or rename it back; else take it out of the publication", table)}
@@ -239,6 +266,16 @@ func (d *Dispatcher) insert(m *pgoutput.Insert) error {
 	}
 	d.take(bound.source, d.event(bound.layout, m.Values), position)
 	return nil
+}
+
+// passOver counts a row of a table that was a source.
+func (d *Dispatcher) passOver(source string) {
+	if !d.passedOver[source] {
+		d.passedOver[source] = true
+		d.log.Warn("rows of a table that was a source are passed over: no subscriber gets them, and they stay in their table; "+
+			"name the source again to have the unpublished ones sent, or take the table out of the publication", "source", source)
+	}
+	d.metrics.passedOver.WithLabelValues(source).Inc()
 }
 
 // event makes an event of a row. The bytes of one that is too large pass through memory once and are not

@@ -7,6 +7,7 @@ type Metrics struct {
 	received         *prometheus.CounterVec
 	publishedInserts prometheus.Counter
 	ignoredMessages  prometheus.Counter
+	passedOver       *prometheus.CounterVec
 }
 
 // NewMetrics registers them.
@@ -23,7 +24,10 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Name: "walpost_ignored_messages_total",
 			Help: "Logical messages that are not transactional or of no source's prefix.",
 		}),
+		passedOver: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "walpost_rows_passed_over_total", Help: "Rows of a table that was a source and has left the configuration; they are no events.",
+		}, []string{"source"}),
 	}
-	reg.MustRegister(m.received, m.publishedInserts, m.ignoredMessages)
+	reg.MustRegister(m.received, m.publishedInserts, m.ignoredMessages, m.passedOver)
 	return m
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/internal/store"
 	"github.com/backendstart/walpost/internal/wal"
 )
 
@@ -150,30 +151,11 @@ func (c *checker) slot(ctx context.Context) (*wal.Slot, error) {
 }
 
 // record is what walpost.slots says about the slot; nil where it says nothing, or there is no such table.
-type record struct {
-	state       string // creating, ready
-	ours        bool
-	system      wal.System
-	confirmed   string
-	fingerprint string
-}
-
-func (c *checker) record(ctx context.Context) (*record, error) {
-	var there bool
-	if err := c.tx.QueryRow(ctx, `SELECT pg_catalog.to_regclass('walpost.slots') IS NOT NULL`).Scan(&there); err != nil || !there {
+func (c *checker) record(ctx context.Context) (*store.SlotRecord, error) {
+	if there, err := store.HasSlots(ctx, c.tx); err != nil || !there {
 		return nil, err
 	}
-	var r record
-	err := c.tx.QueryRow(ctx, `
-		SELECT state, ours, system_id, timeline, confirmed::text, fingerprint FROM walpost.slots WHERE slot = $1`, c.Slot).
-		Scan(&r.state, &r.ours, &r.system.ID, &r.system.Timeline, &r.confirmed, &r.fingerprint)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read what is recorded of slot %q: %w", c.Slot, err)
-	}
-	return &r, nil
+	return store.ReadSlotRecord(ctx, c.tx, c.Slot)
 }
 
 // tables are the sources' tables that can be understood; the check source-table reports the others.

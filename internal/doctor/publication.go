@@ -9,6 +9,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/backendstart/walpost/internal/outbox"
+	"github.com/backendstart/walpost/internal/slot"
+	"github.com/backendstart/walpost/internal/store"
 	"github.com/backendstart/walpost/internal/wal"
 )
 
@@ -228,15 +230,15 @@ func checkPublicationFilter(ctx context.Context, c *checker) ([]Finding, error) 
 // publication shows itself here, too.
 func checkPublicationChanged(ctx context.Context, c *checker) ([]Finding, error) {
 	known, err := c.record(ctx)
-	if err != nil || known == nil || known.state != "ready" {
+	if err != nil || known == nil || known.State != store.SlotReady {
 		return nil, err
 	}
 	p, err := c.publication(ctx)
 	if err != nil || p == nil { // the check publication has its say
 		return nil, err
 	}
-	slot, err := c.slot(ctx)
-	if err != nil || slot == nil {
+	found, err := c.slot(ctx)
+	if err != nil || found == nil {
 		return nil, err
 	}
 	tables, err := c.tables(ctx)
@@ -252,10 +254,14 @@ func checkPublicationChanged(ctx context.Context, c *checker) ([]Finding, error)
 	if len(tables) < withTables { // the check source-table has its say
 		return nil, nil
 	}
-	now, err := outbox.Fingerprint(ctx, c.tx, c.Publication, c.Sources)
-	if err != nil || now == known.fingerprint {
+	published, err := slot.ReadPublished(ctx, c.tx, c.Publication, c.Sources)
+	if err != nil {
 		return nil, err
 	}
-	return []Finding{problem("publication or tables were created again or altered since walpost last compared them",
+	changed := slot.Compare(known.Fingerprint, published.Now).Changed
+	if len(changed) == 0 {
+		return nil, nil
+	}
+	return []Finding{problem("publication or tables were created again or altered since walpost last compared them: "+list(changed),
 		"rows inserted meanwhile may not be in the stream; they are in the table", c.dropSlot())}, nil
 }

@@ -10,7 +10,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/store"
 )
 
@@ -26,7 +25,7 @@ func checkSlot(ctx context.Context, c *checker) ([]Finding, error) {
 	switch {
 	case slot == nil && known == nil:
 		return []Finding{ok(fmt.Sprintf("there is no slot %q yet; the relay makes it", c.Slot))}, nil
-	case known != nil && known.state == "creating":
+	case known != nil && known.State == store.SlotCreating:
 		return []Finding{ok(fmt.Sprintf("slot %q is being made, or will be at the next start of the relay", c.Slot))}, nil
 	case slot == nil:
 		return []Finding{warning(fmt.Sprintf("slot %q is gone", c.Slot), "the WAL since it was last confirmed may be gone, too; what is unpublished is in the tables",
@@ -81,14 +80,13 @@ func checkSlotMoved(ctx context.Context, c *checker) ([]Finding, error) {
 		return nil, err
 	}
 	known, err := c.record(ctx)
-	if err != nil || known == nil || known.state != "ready" {
+	if err != nil || known == nil || known.State != store.SlotReady {
 		return nil, err
 	}
-	recorded, err := event.ParseLSN(known.confirmed)
-	if err != nil || slot.Confirmed <= recorded {
-		return nil, err
+	if slot.Confirmed <= known.Confirmed {
+		return nil, nil
 	}
-	return []Finding{problem(fmt.Sprintf("the slot stands at %v, beyond the %v that walpost recorded: another program has moved or created it", slot.Confirmed, recorded),
+	return []Finding{problem(fmt.Sprintf("the slot stands at %v, beyond the %v that walpost recorded: another program has moved or created it", slot.Confirmed, known.Confirmed),
 		"events in between are not in the stream any more; what is unpublished is in the tables", c.dropSlot())}, nil
 }
 
@@ -98,7 +96,7 @@ func checkSameServer(ctx context.Context, c *checker) ([]Finding, error) {
 		return nil, err
 	}
 	known, err := c.record(ctx)
-	if err != nil || known == nil || known.state != "ready" {
+	if err != nil || known == nil || known.State != store.SlotReady {
 		return nil, err
 	}
 	var system string
@@ -111,17 +109,17 @@ func checkSameServer(ctx context.Context, c *checker) ([]Finding, error) {
 	err = c.tx.QueryRow(ctx, `
 		SELECT system_identifier::text, ('x' || substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 1, 8))::bit(32)::int
 		FROM pg_catalog.pg_control_system()`).Scan(&system, &timeline)
-	if err != nil || known.system.ID == system && known.system.Timeline == timeline {
+	if err != nil || known.SystemID == system && known.Timeline == timeline {
 		return nil, err
 	}
-	return []Finding{problem(fmt.Sprintf("the slot was read from server %s, timeline %d; this is %s, timeline %d", known.system.ID, known.system.Timeline, system, timeline),
+	return []Finding{problem(fmt.Sprintf("the slot was read from server %s, timeline %d; this is %s, timeline %d", known.SystemID, known.Timeline, system, timeline),
 		"after a failover or a restore the slot may stand beyond events that this server's tables still have to send", c.dropSlot())}, nil
 }
 
 // checkPositions finds positions that a relay would not believe.
 func checkPositions(ctx context.Context, c *checker) ([]Finding, error) {
 	known, err := c.record(ctx)
-	if err != nil || known == nil || known.state != "ready" {
+	if err != nil || known == nil || known.State != store.SlotReady {
 		return nil, err
 	}
 	if c.recovery {

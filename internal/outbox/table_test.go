@@ -121,68 +121,6 @@ func TestInspect_warnsOfATableWithoutPrimaryKey(t *testing.T) {
 	}
 }
 
-func TestFingerprint_changesWithWhatIsPublished(t *testing.T) {
-	db := testdb.New(t)
-	db.Exec(`CREATE PUBLICATION p FOR TABLE public.outbox WITH (publish = 'insert')`)
-	fingerprint := func() string {
-		t.Helper()
-		print, err := outbox.Fingerprint(t.Context(), db.Pinned, "p", []*outbox.Source{ours(), {Name: "m", Messages: "m"}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return print
-	}
-	before := fingerprint()
-	db.Exec(`INSERT INTO outbox (event_id, event_type, payload) VALUES ('1', 't', '{}')`)
-	db.Exec(`ALTER TABLE outbox ADD note text`)
-	db.Exec(`VACUUM FULL outbox`)
-	if got := fingerprint(); got != before {
-		t.Fatalf("rows, columns and VACUUM FULL: got %q, want it unchanged, %q", got, before)
-	}
-	for _, change := range []string{
-		`ALTER PUBLICATION p DROP TABLE outbox`,
-		`ALTER PUBLICATION p ADD TABLE outbox`, // the hole between these two leaves no message
-		`ALTER PUBLICATION p SET (publish = 'insert, delete')`,
-		`DROP PUBLICATION p; CREATE PUBLICATION p FOR TABLE outbox`,
-		`CREATE TABLE fresh (LIKE outbox INCLUDING ALL); DROP TABLE outbox CASCADE; ALTER TABLE fresh RENAME TO outbox; ALTER PUBLICATION p ADD TABLE outbox`,
-	} {
-		db.Exec(change)
-		after := fingerprint()
-		if after == before {
-			t.Errorf("%s: the fingerprint stayed %q", change, after)
-		}
-		before = after
-	}
-}
-
-func TestFingerprint_ofAPartitionIsItsRoots(t *testing.T) {
-	db := testdb.New(t)
-	db.Exec(`CREATE TABLE o (id int, type text, payload text) PARTITION BY RANGE (id)`)
-	db.Exec(`CREATE TABLE o_1 PARTITION OF o FOR VALUES FROM (1) TO (2)`)
-	db.Exec(`CREATE PUBLICATION p FOR TABLE o WITH (publish_via_partition_root = true)`)
-	leaf := []*outbox.Source{{Name: "leaf", Schema: "public", Table: "o_1"}}
-	before, err := outbox.Fingerprint(t.Context(), db.Pinned, "p", leaf)
-	if err != nil || strings.Contains(before, "none") {
-		t.Fatalf("got %q, %v", before, err)
-	}
-	db.Exec(`ALTER PUBLICATION p DROP TABLE o; ALTER PUBLICATION p ADD TABLE o`)
-	if after, err := outbox.Fingerprint(t.Context(), db.Pinned, "p", leaf); err != nil || after == before {
-		t.Errorf("got %q, %v, want it changed", after, err)
-	}
-}
-
-func TestFingerprint_saysWhatIsMissing(t *testing.T) {
-	db := testdb.New(t)
-	if _, err := outbox.Fingerprint(t.Context(), db.Pinned, "p", nil); err == nil || !strings.Contains(err.Error(), `no publication "p"`) {
-		t.Errorf("got %v", err)
-	}
-	db.Exec(`CREATE PUBLICATION p FOR ALL TABLES`)
-	gone := []*outbox.Source{{Name: "s", Schema: "public", Table: "gone"}}
-	if _, err := outbox.Fingerprint(t.Context(), db.Pinned, "p", gone); err == nil || !strings.Contains(err.Error(), `no table public.gone`) {
-		t.Errorf("got %v", err)
-	}
-}
-
 func TestSame_tellsATableThatWasAltered(t *testing.T) {
 	db := testdb.New(t)
 	before := inspect(t, db, ours())

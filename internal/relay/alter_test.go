@@ -95,7 +95,7 @@ func TestRelay_stopsWithTheNameOfAColumnThatIsGoneAndKeepsTheEvents(t *testing.T
 	if got, want := firsts(ids(sub.Calls())), []string{"before", "meanwhile", "after"}; !slices.Equal(got, want) {
 		t.Errorf("delivered %v, want %v", got, want)
 	}
-	wantRepairs(t, db, o, "anew")
+	wantRepairs(t, db, o, "again")
 }
 
 // F-39: the publication carries inserts of the outbox and nothing else, so that the application can write
@@ -155,7 +155,7 @@ func TestRelay_losesNothingOfATableThatIsRenamedAndComesBack(t *testing.T) {
 			}
 			eventually(t, "all marks", func() bool { return unmarked(db) == 0 })
 			r.awaitStreaming()
-			wantRepairs(t, db, o, "anew")
+			wantRepairs(t, db, o, "again")
 			if got, want := firsts(ids(sub.Calls())), []string{"before", "meanwhile", "after"}; !slices.Equal(got, want) {
 				t.Errorf("delivered %v, want %v", got, want)
 			}

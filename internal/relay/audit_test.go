@@ -23,7 +23,7 @@ func TestRepair_goesOnWithoutItsNote(t *testing.T) {
 	o := options(t, db, second)
 	r = streaming(t, o)
 	second.await(t, "away")
-	if got := metric(t, o, "walpost_repairs_total", "kind=anew"); got != 1 {
+	if got := metric(t, o, "walpost_repairs_total", "kind=again"); got != 1 {
 		t.Errorf("%v repairs, want 1", got)
 	}
 	if got := metric(t, o, "walpost_audit_errors_total", ""); got != 1 {

@@ -10,7 +10,6 @@ import (
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/store"
-	"github.com/backendstart/walpost/internal/wal"
 )
 
 // markedRelations names the tables whose rows this slot marks.
@@ -41,18 +40,9 @@ func (r *Relay) claimTablesTx(ctx context.Context, tx pgx.Tx, s *session) error 
 	if err := store.ClaimTables(ctx, tx, r.Slot, markedRelations(s.tables)); err != nil {
 		return err
 	}
-	return r.refuseMarkedTables(ctx, tx, s)
-}
-
-// refuseMarkedTables returns a SetupError where another slot marks one of the tables.
-func (r *Relay) refuseMarkedTables(ctx context.Context, tx pgx.Tx, s *session) error {
 	others, err := store.MarkedByOthers(ctx, tx, r.Slot, markedRelations(s.tables))
-	if err != nil || len(others) == 0 {
-		return err
+	if err == nil && len(others) > 0 { // since the plan was made
+		err = fmt.Errorf("%w: slot %q marks the rows of %s now", errChangedMeanwhile, others[0].Slot, others[0].Relation)
 	}
-	other := others[0]
-	return &wal.SetupError{
-		Problem: fmt.Sprintf("slot %q marks the rows of %s already, and a mark stands for the subscribers of one slot", other.Slot, other.Relation),
-		Fix: fmt.Sprintf("set mark: off for the source at one of the two slots (docs/RUNBOOK.md, \"Marks fail\"); or, if slot %[1]s is not used any more, "+
-			"SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %[1]s; DELETE FROM walpost.slots WHERE slot = %[1]s", quoteLiteral(other.Slot))}
+	return err
 }

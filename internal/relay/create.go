@@ -11,54 +11,27 @@ import (
 
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/internal/slot"
 	"github.com/backendstart/walpost/internal/store"
-	"github.com/backendstart/walpost/internal/wal"
 )
 
-// record is what walpost.slots says about the slot.
-type record struct {
-	system      wal.System
-	epoch       int32
-	confirmed   event.LSN
-	fingerprint string
-	state       store.SlotState
-	ours        bool // whether we made the slot, and may drop it
+// recordOf is what is to be recorded of the slot as the session has it.
+func (s *session) recordOf(name string) store.SlotRecord {
+	return store.SlotRecord{Name: name, SystemID: s.system.ID, Timeline: s.system.Timeline, Epoch: s.epoch, Confirmed: s.confirmed, Fingerprint: s.fingerprint}
 }
 
-// nextEpoch is the epoch of positions on a server: it grows when the server becomes another one.
-func (rec *record) nextEpoch(system wal.System) int32 {
-	if rec.system.ID != system.ID {
-		return rec.epoch + 1
-	}
-	return rec.epoch
-}
-
-func loadRecord(ctx context.Context, pool *postgres.Pool, slot string) (*record, error) {
-	found, err := store.ReadSlotRecord(ctx, pool, slot)
-	if err != nil || found == nil {
-		return nil, err
-	}
-	return &record{wal.System{ID: found.SystemID, Timeline: found.Timeline}, found.Epoch, found.Confirmed, found.Fingerprint, found.State, found.Ours}, nil
-}
-
-// recordOf is what is to be recorded of the slot as the session found it.
-func (s *session) recordOf(slot string) store.SlotRecord {
-	return store.SlotRecord{Name: slot, SystemID: s.system.ID, Timeline: s.system.Timeline, Epoch: s.epoch, Confirmed: s.confirmed, Fingerprint: s.fingerprint}
-}
-
-// makeSlot makes the slot and records the rows that waited before it, at the first start and in a repair
-// (fix is nil at the first start). That it is being made is committed first, so that a creation that broke
-// off is known to be one; that it is ready is committed together with the debt. It returns how many rows
-// there were.
+// makeSlot makes the slot and records the rows that waited before it, at the first start and in a repair. That it is
+// being made is committed first, so that a creation that broke off is known to be one; that it is ready is committed
+// together with the debt. It returns how many rows there were.
 //
 // The debt comes from the snapshot that belongs to the slot's first position: nothing is missing between
 // the debt and the stream, and nothing is in both. (docs/postgres.md §5, A) What keeps a second relay from doing the same
 // meanwhile, open says.
-func (r *Relay) makeSlot(ctx context.Context, s *session, fix *repair) (rows int64, err error) {
+func (r *Relay) makeSlot(ctx context.Context, s *session, plan slot.Plan) (rows int64, err error) {
 	if err := r.begin(ctx, s); err != nil {
 		return 0, err
 	}
-	if s.slot != nil { // one of ours that is lost, or that a creation which broke off has left
+	if plan.Drop { // one of ours that is lost, or that a creation which broke off has left
 		r.Log.Info("dropping the slot", "slot", r.Slot, "wal_status", s.slot.WALStatus)
 		if err := s.conn.Drop(ctx, r.Slot); err != nil {
 			return 0, err
@@ -78,16 +51,17 @@ func (r *Relay) makeSlot(ctx context.Context, s *session, fix *repair) (rows int
 		members[i].after = event.Position{Epoch: s.epoch, Commit: s.confirmed - 1, Ordinal: math.MaxInt64}
 	}
 	begun := time.Now()
-	rows, err = r.ready(ctx, s, fix, func(tx pgx.Tx) (int64, error) {
+	at := event.Position{Epoch: s.epoch, Commit: s.confirmed - 1} // no commit has it, because those are 8-aligned
+	rows, err = r.ready(ctx, s, plan, func(tx pgx.Tx) (int64, error) {
 		fresh := r.recipients(s, func(name string, beginning bool) bool { _, known := s.known[name]; return beginning && !known })
 		if len(fresh) > 0 {
-			_, err := r.recordRows(ctx, tx, s, recording{snapshot: created.Snapshot, from: created.ConsistentPoint, retained: true, to: fresh})
+			_, err := r.recordRows(ctx, tx, s, recording{snapshot: created.Snapshot, at: at, tables: s.tables, retained: true, to: fresh})
 			if err != nil {
 				return 0, err
 			}
 		}
 		others := r.recipients(s, func(name string, beginning bool) bool { _, known := s.known[name]; return !beginning || known })
-		rows, err := r.recordRows(ctx, tx, s, recording{snapshot: created.Snapshot, from: created.ConsistentPoint, repair: fix != nil, to: others})
+		rows, err := r.recordRows(ctx, tx, s, recording{snapshot: created.Snapshot, at: at, tables: s.tables, repair: plan.Kind == slot.Replace, to: others})
 		if err != nil {
 			return 0, err
 		}
@@ -98,7 +72,7 @@ func (r *Relay) makeSlot(ctx context.Context, s *session, fix *repair) (rows int
 	}
 	s.members = members
 	r.logDepartures(s)
-	if fix == nil && rows > 0 {
+	if plan.Kind == slot.Create && rows > 0 {
 		r.Log.Info("rows that waited before the slot existed are recorded as owed and sent first", "rows", rows, "took", time.Since(begun))
 	}
 	return rows, nil
@@ -122,7 +96,7 @@ func (r *Relay) begin(ctx context.Context, s *session) error {
 // ready makes rows a debt and records, in the same transaction, that the slot is ready. The transaction is part
 // of the leadership from its first statement on, so that the next leader waits for its end and does not begin the
 // same beside it.
-func (r *Relay) ready(ctx context.Context, s *session, fix *repair, record func(pgx.Tx) (rows int64, err error)) (rows int64, err error) {
+func (r *Relay) ready(ctx context.Context, s *session, plan slot.Plan, record func(pgx.Tx) (rows int64, err error)) (rows int64, err error) {
 	err = postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) error {
 		if err := r.fence.Hold(ctx, tx); err != nil {
 			return err
@@ -130,7 +104,7 @@ func (r *Relay) ready(ctx context.Context, s *session, fix *repair, record func(
 		if rows, err = record(tx); err != nil {
 			return err
 		}
-		return r.readyTx(ctx, tx, s, fix, rows)
+		return r.readyTx(ctx, tx, s, plan, rows)
 	})
 	if err == nil {
 		r.fence.Restart(s.confirmed)
@@ -139,7 +113,7 @@ func (r *Relay) ready(ctx context.Context, s *session, fix *repair, record func(
 }
 
 // readyTx records where the slot stands and what is published, and why there was a repair.
-func (r *Relay) readyTx(ctx context.Context, tx pgx.Tx, s *session, fix *repair, rows int64) error {
+func (r *Relay) readyTx(ctx context.Context, tx pgx.Tx, s *session, plan slot.Plan, rows int64) error {
 	if err := store.WriteReady(ctx, tx, s.recordOf(r.Slot)); err != nil {
 		return err
 	}
@@ -147,41 +121,26 @@ func (r *Relay) readyTx(ctx context.Context, tx pgx.Tx, s *session, fix *repair,
 	if err := r.claimTablesTx(ctx, tx, s); err != nil {
 		return err
 	}
-	if fix == nil {
+	if !plan.Repairs() || plan.Second {
 		return nil
 	}
-	facts := map[string]any{"kind": fix.kind, "rows": rows, "confirmed": s.confirmed.String(), "took_seconds": time.Since(fix.begun).Seconds()}
+	facts := map[string]any{"kind": plan.Kind, "rows": rows, "confirmed": s.confirmed.String(), "took_seconds": time.Since(s.begun).Seconds()}
 	if s.record != nil {
-		facts["confirmed_before"] = s.record.confirmed.String()
+		facts["confirmed_before"] = s.record.Confirmed.String()
 	}
-	if err := store.NoteByRelay(ctx, tx, r.Slot, r.holder(), "repair", facts, fix.reason); err != nil && ctx.Err() == nil {
+	if err := store.NoteByRelay(ctx, tx, r.Slot, r.holder(), "repair", facts, plan.Reason); err != nil && ctx.Err() == nil {
 		r.metrics.notes.Inc()
-		r.Log.Error("cannot note the repair in walpost.audit; the repair goes on", "facts", facts, "reason", fix.reason, "err", err)
+		r.Log.Error("cannot note the repair in walpost.audit; the repair goes on", "facts", facts, "reason", plan.Reason, "err", err)
 	}
 	return nil
 }
 
-// oldestSQL names the oldest transaction that has an id. Where the session of another role is hidden, its pid and role
-// are not. (PostgreSQL manual, "pg_stat_activity")
-const oldestSQL = `
-	SELECT who FROM (
-		SELECT pg_catalog.format('pid %s of role %I%s', pid, usename, ', since ' || xact_start) AS who, pg_catalog.age(backend_xid) AS age
-		FROM pg_catalog.pg_stat_activity WHERE backend_xid IS NOT NULL AND pid <> pg_catalog.pg_backend_pid()
-		UNION ALL
-		SELECT pg_catalog.format('prepared transaction %L of role %I, since %s', gid, owner, prepared), pg_catalog.age(transaction)
-		FROM pg_catalog.pg_prepared_xacts) w ORDER BY age DESC LIMIT 1`
-
-// sayWhoIsWaitedFor says in the log and in /ready what takes long: it waits for every transaction that was running when
+// sayWhoIsWaitedFor says in the log and in /ready what making a slot waits for: every transaction that was running when
 // it began. Any role that can connect can have one.
 func (r *Relay) sayWhoIsWaitedFor(ctx context.Context, what string, ended <-chan struct{}) {
 	ticker := time.NewTicker(5 * time.Second)
 	defer ticker.Stop()
-	setAwaited := func(problem string) {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.awaited = problem
-	}
-	defer setAwaited("")
+	defer r.setAwaited("")
 	for begun := time.Now(); ; {
 		select {
 		case <-ended:
@@ -190,14 +149,20 @@ func (r *Relay) sayWhoIsWaitedFor(ctx context.Context, what string, ended <-chan
 			return
 		case <-ticker.C:
 		}
-		var oldest string
-		if err := r.Pool.QueryRow(ctx, oldestSQL).Scan(&oldest); err != nil {
+		oldest, err := slot.OldestTransaction(ctx, r.Pool)
+		if err != nil {
 			oldest = "unknown"
 		}
-		setAwaited(fmt.Sprintf("%s waits for running transactions to end, for %v now; the oldest is %s: end it if it is forgotten",
+		r.setAwaited(fmt.Sprintf("%s waits for running transactions to end, for %v now; the oldest is %s: end it if it is forgotten",
 			what, time.Since(begun).Round(time.Second), oldest))
 		r.Log.Info(what+" waits for running transactions to end", "since", begun, "oldest", oldest)
 	}
+}
+
+func (r *Relay) setAwaited(problem string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.awaited = problem
 }
 
 func quoteLiteral(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }

@@ -35,7 +35,7 @@ func TestRelay_repairsAfterAFailover(t *testing.T) {
 		slots bool
 		kind  string
 	}{
-		"without a slot": {false, "anew"},
+		"without a slot": {false, "again"},
 		"with a slot":    {true, "kept"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -48,12 +48,15 @@ func (r *Relay) whileStopping(err error) error {
 func (r *Relay) Health() Health {
 	r.mu.Lock()
 	r.leaveStuckLocked()
-	state, problem, found, tracker, recorder := r.state, r.problem, []string{r.awaited, r.trouble, r.held, r.silent}, r.tracker, r.recorder
-	strangers := r.strangers
+	state, problem, found, tracker, recorder := r.state, r.problem, []string{r.trouble, r.held, r.silent}, r.tracker, r.recorder
+	strangers, awaited := r.strangers, r.awaited
 	r.mu.Unlock()
 	h := Health{State: state, Ready: state == Streaming || state == Waiting}
 	if problem != "" {
 		h.Problems = append(h.Problems, problem)
+	}
+	if awaited != "" { // while a second pass waits, the stream goes on
+		h.Problems = append(h.Problems, awaited)
 	}
 	for _, s := range strangers { // it keeps the relay from nothing
 		h.Problems = append(h.Problems, fmt.Sprintf("%v: it stops nothing, but it is no relay; find out whose it is, and end it: SELECT pg_terminate_backend(%d)", s, s.PID))

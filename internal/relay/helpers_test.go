@@ -109,7 +109,7 @@ func blockingOne(id string) (handle func(context.Context, subscriber.Delivery) e
 }
 
 // streaming starts a relay and waits until it streams from a slot that is known to be made: one whose
-// creation was not recorded yet would be made anew after a restart.
+// creation was not recorded yet would be made again after a restart.
 func streaming(t *testing.T, o relay.Options) *running {
 	t.Helper()
 	r := start(t, o)

@@ -133,7 +133,7 @@ func TestRelay_deliversIdsThatComeAgainOverTheirDeadLetters(t *testing.T) {
 // S-32: what is recorded of an id says nothing about another event of that id that the stream or a repair brings.
 func TestRelay_knowsRecordedEventsByTheirIdentity(t *testing.T) {
 	t.Parallel()
-	for name, loss := range map[string]string{"the stream": `SELECT $1::text`, "anew": dropSlot, "kept": advance} {
+	for name, loss := range map[string]string{"the stream": `SELECT $1::text`, "again": dropSlot, "kept": advance} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := testdb.New(t)

@@ -185,7 +185,7 @@ func (r *Relay) lead(ctx context.Context, s *session) (err error) {
 	if s.system, err = s.conn.Identify(ctx); err != nil {
 		return err
 	}
-	s.record, err = loadRecord(ctx, r.Pool, r.Slot)
+	s.record, err = store.ReadSlotRecord(ctx, r.Pool, r.Slot)
 	return err
 }
 

@@ -6,9 +6,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/backendstart/walpost/internal/debt"
+	"github.com/backendstart/walpost/internal/slot"
 )
 
-// metrics outlive the rooms, which are built anew after a repair.
+// metrics outlive the rooms, which are built again after a repair.
 type metrics struct {
 	elsewhere, failures prometheus.Counter
 	replaced            prometheus.Counter
@@ -42,14 +43,14 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		}),
 		repairs: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "walpost_repairs_total",
-			Help: "Repairs from the table, by kind: anew (the slot was lost) or kept (the slot is there, and its stream may have a hole).",
+			Help: "Repairs from the table, by kind: again (the slot was lost) or kept (the slot is there, and its stream may have a hole).",
 		}, []string{"kind"}),
 		owed: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "walpost_owed", Help: "Deliveries in walpost.owed: waiting are sent by themselves, dead wait for a person.",
 		}, []string{"subscriber", "state"}),
 	}
-	for _, kind := range []string{slotAnew, slotKept} { // there before the first one
-		m.repairs.WithLabelValues(kind)
+	for _, kind := range []slot.Kind{slot.Replace, slot.Keep} { // there before the first one
+		m.repairs.WithLabelValues(string(kind))
 	}
 	reg.MustRegister(m.elsewhere, m.replaced, m.failures, m.notes, m.silent, m.repairs, m.owed)
 	return m

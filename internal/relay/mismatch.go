@@ -13,7 +13,7 @@ import (
 
 // mended is asked why a stream cannot be read. Rows that were written while their table had another name or
 // lacked a column stay unreadable in the WAL, also after a person has mended the table. Then the stream is of
-// no use up to there, and the table has all that it would bring: the slot is made anew. While the table is not
+// no use up to there, and the table has all that it would bring: the slot is made again. While the table is not
 // as it should be, err stands, for the person.
 func (r *Relay) mended(ctx context.Context, err error) error {
 	var mismatch *dispatch.MismatchError
@@ -25,7 +25,7 @@ func (r *Relay) mended(ctx context.Context, err error) error {
 	if tables, inspectErr := r.inspect(ctx); inspectErr != nil || !r.publishes(ctx, tables) {
 		return err
 	}
-	return &changed{anew: true, reason: fmt.Sprintf("the stream has rows from when a table was not as it is now (%v)", mismatch)}
+	return &changed{unreadable: true, reason: fmt.Sprintf("the stream has rows from when a table was not as it is now (%v)", mismatch)}
 }
 
 // publishes reports whether the publication carries the tables now, with all columns that are needed, and no

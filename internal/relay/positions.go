@@ -11,6 +11,7 @@ import (
 
 	"github.com/backendstart/walpost/internal/ack"
 	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/store"
 )
@@ -100,7 +101,7 @@ func (s *session) doubted() []string {
 // where the server has become another one: their positions say nothing about this one.
 func (r *Relay) restartPositions(ctx context.Context, tx pgx.Tx, s *session) error {
 	names := s.doubted()
-	if s.record != nil && s.record.epoch != s.epoch {
+	if s.record != nil && s.record.Epoch != s.epoch {
 		names = slices.Sorted(maps.Keys(s.known))
 	}
 	if err := store.RestartPositions(ctx, tx, r.Slot, s.system.ID, s.system.Timeline, s.epoch, names); err != nil {
@@ -313,16 +314,18 @@ func (r *Relay) recordRetained(ctx context.Context, s *session, subscriber int) 
 	sub := r.Subscriptions[subscriber]
 	name := sub.Subscriber.Name()
 	r.Log.Info("subscriber is new to this slot and starts at the beginning", "subscriber", name)
-	from, err := r.awaitRunning(ctx, "the new subscriber")
-	if err != nil {
+	// A row that is not marked may be behind the slot while its commit still waits for a standby.
+	unmarked := slices.DeleteFunc(slices.Clone(s.tables), (*outbox.Table).Marks)
+	if err := r.awaitWritersOf(ctx, "the new subscriber", unmarked); err != nil {
 		return err
 	}
 	var rows int64
-	err = postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) (err error) {
+	err := postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) (err error) {
 		if err := r.fence.Hold(ctx, tx); err != nil {
 			return err
 		}
-		rows, err = r.recordRows(ctx, tx, s, recording{from: from, retained: true, to: []recipient{{name: name, wants: sub.wants}}})
+		at := event.Position{Epoch: s.epoch, Commit: s.confirmed - 1} // before all that the stream brings
+		rows, err = r.recordRows(ctx, tx, s, recording{at: at, tables: s.tables, retained: true, to: []recipient{{name: name, wants: sub.wants}}})
 		return err
 	})
 	if err != nil {

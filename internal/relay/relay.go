@@ -245,7 +245,10 @@ func (r *Relay) run(ctx context.Context) error {
 			r.endClean(ctx)
 			continue
 		}
-		r.Log.Warn("what is in memory does not fit the database any more; everything is read anew", "reason", why.reason)
+		if why.writersEnded {
+			continue
+		}
+		r.Log.Warn("what is in memory does not fit the database any more; everything is read again", "reason", why.reason)
 		if short++; time.Since(begun) > steady {
 			short = 0
 		}
@@ -268,6 +271,7 @@ func (r *Relay) live(ctx context.Context, first *session, careful bool, found *s
 		if careful {
 			care.Go(func() { r.endCare(ctx, first, parts, stop) })
 		}
+		care.Go(func() { r.awaitSecondPass(ctx, first, stop) })
 		r.watch(ctx, first, parts, stop)
 		care.Wait()
 	}, stop)
@@ -359,6 +363,7 @@ func (r *Relay) build(s *session, careful bool, found *suspect, stop context.Can
 		}
 	}
 	p.dispatch = dispatch.New(s.tables, r.messageSources(), routes, tracker, s.epoch, r.MaxEvent, r.dispatch, r.Log)
+	p.dispatch.PassOver(s.former())
 	p.ledger = &tableLedger{pool: r.Pool, slot: r.Slot, fence: r.fence, debt: r.owed}
 	p.ledger.use(s.tables)
 	p.recorder = &recorder{
@@ -421,7 +426,7 @@ func (r *Relay) stream(ctx, hard context.Context, s *session, p *parts) error {
 			return r.whileStopping(err)
 		}
 		if errors.Is(err, wal.ErrMissing) {
-			return &changed{reason: err.Error(), anew: true}
+			return &changed{reason: err.Error(), unreadable: true}
 		}
 		if final(err) != nil {
 			return r.mended(ctx, err)

@@ -2,250 +2,330 @@ package relay
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"strings"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/outbox"
+	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/internal/slot"
 	"github.com/backendstart/walpost/internal/store"
 	"github.com/backendstart/walpost/internal/wal"
 )
 
-// Kinds of repair. Either way every unpublished row of the tables becomes a debt, so that nothing is lost
-// whatever the stream lacks. (docs/postgres.md §4 and §5)
-const (
-	slotAnew = "anew" // A: the slot is lost; a new one begins where the snapshot of the rows ends
-	slotKept = "kept" // B: the slot is there; what it brings of the rows once more is known by their ids
-)
-
-// repair is what is to be done because the stream may have a hole.
-type repair struct {
-	kind, reason string
-	adopt        bool // the slot was prepared by somebody else and never read by us
-	// only are the subscribers whose positions are not believed, where nothing else is wrong: the stream has no hole,
-	// so the others go on where they were. Empty is all.
-	only  []string
-	begun time.Time
-}
-
-// findOrMakeSlot compares the slot that the server has with what we know about it, and does what is to be
-// done.
-func (r *Relay) findOrMakeSlot(ctx context.Context, s *session, why *changed) error {
-	s.epoch = 1
-	if s.record != nil {
-		s.epoch = s.record.nextEpoch(s.system)
-	}
-	if s.slot == nil && s.record == nil {
-		_, err := r.makeSlot(ctx, s, nil)
-		return err
-	}
-	fix, err := r.diagnose(ctx, s, why)
+// prepareSlot makes the slot ready to be streamed: it gathers the facts, plans, and carries the plan out. Nothing is
+// changed before the plan is made, so that what is refused leaves the publication and the slot as they were. why is what
+// a session before this one has met, nil at the start.
+func (r *Relay) prepareSlot(ctx context.Context, s *session, why *changed) error {
+	s.begun = time.Now()
+	facts, err := r.gatherFacts(ctx, s, why)
 	if err != nil {
 		return err
 	}
-	if fix == nil {
-		fix = r.doubt(s)
-	}
-	if fix == nil {
-		s.confirmed = s.slot.Confirmed
-		return nil
-	}
-	return r.repair(ctx, s, fix)
-}
-
-// diagnose says which repair is needed, nil for none. (docs/postgres.md §4)
-func (r *Relay) diagnose(ctx context.Context, s *session, why *changed) (*repair, error) {
-	slot, rec := s.slot, s.record
-	fix := func(kind, format string, args ...any) (*repair, error) {
-		return &repair{kind: kind, reason: fmt.Sprintf(format, args...), begun: time.Now()}, nil
-	}
-	switch {
-	case rec == nil:
-		found, _ := fix(slotKept, "slot %q was prepared by somebody else; it is used from %v on and never dropped", r.Slot, slot.Confirmed)
-		found.adopt = true
-		return found, nil
-	case rec.state == store.SlotCreating: // no row has been taken from it yet
-		return fix(slotAnew, "making slot %q broke off", r.Slot)
-	case slot == nil:
-		return fix(slotAnew, "slot %q is gone", r.Slot)
-	case slot.Lost():
-		return fix(slotAnew, "slot %q is lost: the server has removed what it needed (wal_status %q %s)", r.Slot, slot.WALStatus, slot.Invalidation)
-	case s.published.Made:
-		return fix(slotAnew, "publication %q was gone, and slot %q brings nothing of one that is younger", r.Publication, r.Slot)
-	case why != nil && why.anew:
-		return fix(slotAnew, "%s", why.reason)
-	case rec.system != s.system:
-		return fix(slotKept, "this is not the server or timeline that slot %q was read from (%s/%d, now %s/%d)",
-			r.Slot, rec.system.ID, rec.system.Timeline, s.system.ID, s.system.Timeline)
-	case rec.confirmed > s.end:
-		return fix(slotKept, "%v is recorded as confirmed of slot %q, beyond %v, the end of the WAL: that cannot be, so it is not believed", rec.confirmed, r.Slot, s.end)
-	case slot.Confirmed > rec.confirmed:
-		return fix(slotKept, "slot %q stands at %v, beyond the %v that was recorded: somebody else moved it or made it anew", r.Slot, slot.Confirmed, rec.confirmed)
-	}
-	if rec.fingerprint != s.fingerprint {
-		if holes, err := r.holes(ctx, s.tables, rec.fingerprint, s.fingerprint); err != nil || holes {
-			if err != nil {
-				return nil, err
-			}
-			return fix(slotKept, publicationReason)
-		}
-		return nil, r.published(ctx, s.tables, rec.fingerprint, s.fingerprint)
-	}
-	return nil, nil
-}
-
-// doubt is the repair for subscribers whose positions are not believed, nil if all are.
-func (r *Relay) doubt(s *session) *repair {
-	names := s.doubted()
-	if len(names) == 0 {
-		return nil
-	}
-	reasons := make([]string, len(names))
-	for i, name := range names {
-		reasons[i] = fmt.Sprintf("what is recorded of subscriber %q is not believed: %s", name, s.known[name].doubt)
-	}
-	return &repair{kind: slotKept, reason: strings.Join(reasons, "; "), only: names, begun: time.Now()}
-}
-
-// repair closes the hole, or says why a person has to.
-func (r *Relay) repair(ctx context.Context, s *session, fix *repair) (err error) {
-	known, err := store.HasSubscribers(ctx, r.Pool, r.Slot)
+	plan, err := slot.Diagnose(facts)
 	if err != nil {
 		return err
 	}
-	if known && !fix.adopt {
-		if err := r.mayRepair(ctx, s, fix); err != nil {
-			return err
-		}
-		r.setState(Repairing, &changed{reason: fix.reason})
-		r.Log.Warn("the stream may have a hole; repairing it from the table", "slot", r.Slot, "kind", fix.kind, "reason", fix.reason)
-	} else if !known && fix.kind == slotAnew {
-		fix = nil // the first creation broke off: this is still the first
+	r.logPlan(plan)
+	if err := r.alterPublication(ctx, s, plan); err != nil {
+		return err
+	}
+	if err := r.claimTables(ctx, s); err != nil {
+		return err
 	}
 	var rows int64
-	if fix == nil || fix.kind == slotAnew {
-		rows, err = r.makeSlot(ctx, s, fix)
-	} else {
-		rows, err = r.keepSlot(ctx, s, fix)
+	switch plan.Kind {
+	case slot.Stream:
+		s.confirmed = s.slot.Confirmed
+		return r.recordPublished(ctx, s)
+	case slot.Keep:
+		rows, err = r.keepSlot(ctx, s, plan)
+	default:
+		rows, err = r.makeSlot(ctx, s, plan)
 	}
-	if err != nil || fix == nil {
+	if err != nil {
 		return err
 	}
-	r.metrics.repairs.WithLabelValues(fix.kind).Inc()
-	r.Log.Warn("repaired: every unpublished row is recorded as owed and sent from there", "slot", r.Slot, "kind", fix.kind,
-		"reason", fix.reason, "rows", rows, "took", time.Since(fix.begun))
+	r.logDone(s, plan, rows)
 	return nil
 }
 
-// mayRepair refuses what a person has to decide.
-func (r *Relay) mayRepair(ctx context.Context, s *session, fix *repair) error {
-	if fix.kind == slotAnew && !s.record.ours {
-		return &wal.SetupError{
-			Problem: fmt.Sprintf("%s, and walpost did not make it, so it does not replace it", fix.reason),
-			Fix: fmt.Sprintf("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %[1]s; "+
-				"SELECT pg_create_logical_replication_slot(%[1]s, 'pgoutput'); then start walpost again: it sends every unpublished row first", quoteLiteral(r.Slot))}
+// gatherFacts collects what the plan depends on. It changes nothing.
+func (r *Relay) gatherFacts(ctx context.Context, s *session, why *changed) (slot.Facts, error) {
+	f := slot.Facts{
+		Name: r.Slot, Publication: r.Publication, Server: s.slot, Record: s.record, EverReady: len(s.known) > 0,
+		System: s.system, End: s.end, Published: s.published, StopOnLoss: r.StopOnLostSlot, Awaiting: len(s.writers) > 0,
 	}
-	if r.StopOnLostSlot {
-		waiting, err := outbox.CountUnpublished(ctx, r.Pool, s.tables)
-		if err != nil {
-			return err
+	if why != nil {
+		f.WritersEnded = why.writersEnded
+		if why.unreadable {
+			f.Unreadable = why.reason
 		}
-		return &wal.SetupError{
-			Problem: fmt.Sprintf("%s. What committed after %v may be missing from the stream; %d rows of the tables are unpublished", fix.reason, s.record.confirmed, waiting),
-			Fix:     "start walpost once with --on-lost-slot=repair (WALPOST_ON_LOST_SLOT): every unpublished row is recorded as owed and sent, some perhaps for the second time"}
 	}
-	if len(fix.only) > 0 { // the stream is whole, and brings them again what it has not confirmed
-		return nil
+	for _, name := range s.doubted() {
+		f.Doubts = append(f.Doubts, slot.Doubt{Subscriber: name, Reason: s.known[name].doubt})
 	}
-	for _, source := range r.messageSources() {
-		r.Log.Error("messages have no table: what the stream lacks of them is lost", "source", source.Name, "after", s.record.confirmed)
+	var difference slot.Difference
+	if s.record != nil {
+		difference = slot.Compare(s.record.Fingerprint, s.published.Now)
 	}
 	for _, table := range s.tables {
-		if !table.Marks() && !table.Source.RepairAll {
-			return &wal.SetupError{
-				Problem: fmt.Sprintf("%s. Rows of source %q are not marked when they are delivered, so nobody knows which of them are missing after %v", fix.reason, table.Source.Name, s.record.confirmed),
-				Fix: fmt.Sprintf("set repair: all for the source to send all rows that its table has, again; or go on without them: "+
-					"SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %[1]s; "+
-					"DELETE FROM walpost.slots WHERE slot = %[1]s; DELETE FROM walpost.subscribers WHERE slot = %[1]s", quoteLiteral(r.Slot))}
+		attached, err := table.WaitsIn(ctx, r.Pool, difference.Partitions)
+		if err != nil {
+			return f, err
 		}
+		f.Sources = append(f.Sources, slot.Source{
+			Name: table.Source.Name, Table: identifier(table), Marks: table.Marks(), RepairAll: table.Source.RepairAll, Attached: attached,
+		})
 	}
+	for _, source := range r.messageSources() {
+		f.Sources = append(f.Sources, slot.Source{Name: source.Name})
+	}
+	err := postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) (err error) {
+		f.MarkedByOthers, err = store.MarkedByOthers(ctx, tx, r.Slot, markedRelations(s.tables))
+		return err
+	})
+	if err == nil && r.StopOnLostSlot {
+		f.Unpublished, err = outbox.CountUnpublished(ctx, r.Pool, s.tables)
+	}
+	return f, err
+}
+
+func (r *Relay) logPlan(plan slot.Plan) {
+	switch {
+	case plan.Kind == slot.Stream:
+		return
+	case plan.Second:
+		r.Log.Info("the second pass over the tables: every transaction that the repair had to wait for has ended", "slot", r.Slot, "plan", plan)
+		return
+	case plan.Repairs() && !plan.Adopt:
+		r.setState(Repairing, &changed{reason: plan.Reason})
+		r.Log.Warn("the stream may have a hole; repairing it from the table", "slot", r.Slot, "kind", plan.Kind, "reason", plan.Reason, "plan", plan)
+	default:
+		r.Log.Info("preparing the slot", "slot", r.Slot, "reason", plan.Reason, "plan", plan)
+	}
+	for _, source := range plan.LostMessages {
+		r.Log.Error("messages have no table: what the stream lacks of them is lost", "source", source)
+	}
+}
+
+func (r *Relay) logDone(s *session, plan slot.Plan, rows int64) {
+	switch {
+	case plan.Second:
+		r.Log.Info("rows that only the second pass has found are recorded as owed", "slot", r.Slot, "rows", rows)
+	case plan.Repairs():
+		r.metrics.repairs.WithLabelValues(string(plan.Kind)).Inc()
+		r.Log.Warn("repaired: every unpublished row is recorded as owed and sent from there", "slot", r.Slot, "kind", plan.Kind,
+			"reason", plan.Reason, "rows", rows, "took", time.Since(s.begun))
+	case len(plan.Added) > 0:
+		r.Log.Info("sources are new to this slot; rows that waited in them are recorded as owed", "slot", r.Slot, "sources", plan.Added, "rows", rows)
+	}
+}
+
+// alterPublication makes or completes the publication, and looks at it again.
+func (r *Relay) alterPublication(ctx context.Context, s *session, plan slot.Plan) (err error) {
+	switch {
+	case plan.MakePublication:
+		tables := make([]pgx.Identifier, len(s.tables))
+		for i, table := range s.tables {
+			tables[i] = identifier(table)
+		}
+		if s.slot != nil {
+			r.Log.Warn("the publication was gone; it is made again", "publication", r.Publication)
+		}
+		err = wal.MakePublication(ctx, r.Pool, r.Publication, tables)
+	case len(plan.AddTables) > 0:
+		r.Log.Warn("the publication does not carry all tables of the sources; they are added", "publication", r.Publication, "tables", plan.AddTables)
+		err = wal.AddTables(ctx, r.Pool, r.Publication, plan.AddTables)
+	}
+	if err != nil {
+		return err
+	}
+	if s.published, err = slot.ReadPublished(ctx, r.Pool, r.Publication, r.Sources); err != nil {
+		return err
+	}
+	s.fingerprint = s.compare().Record(s.published.Now, nil)
 	return nil
 }
 
-// keepSlot records the rows that wait as debt and goes on with the slot as it is. What it brings of them is
-// looked up until it is past the moment of the snapshot.
+// compare compares what is published with what is recorded.
+func (s *session) compare() slot.Difference {
+	if s.record == nil {
+		return slot.Difference{}
+	}
+	return slot.Compare(s.record.Fingerprint, s.published.Now)
+}
+
+// keepSlot records the rows that wait as debt and goes on with the slot as it is. What it brings of them is looked up
+// until it is past the moment of the snapshot.
 //
-// Before the snapshot it waits for all transactions that are running: one whose commit waits for a
-// synchronous standby is in the WAL, and perhaps behind the slot, and in no snapshot; and one that wrote
-// while its table was not published is not in the stream whenever it commits. (docs/postgres.md §5, B)
-func (r *Relay) keepSlot(ctx context.Context, s *session, fix *repair) (rows int64, err error) {
-	from, err := r.awaitRunning(ctx, "the repair")
-	if err != nil {
-		return 0, err
+// A row that was written while its table was not published is not in the stream, whenever its transaction commits; and
+// one whose commit waits for a synchronous standby is in the WAL, and perhaps behind the slot, and in no snapshot. Such
+// transactions are known before the snapshot is taken: whatever else wrote before it is in it. When they have ended, a
+// second pass finds their rows. A source without marks cannot be passed over twice, so its transactions are waited for
+// before the first pass. (docs/postgres.md §5, B)
+func (r *Relay) keepSlot(ctx context.Context, s *session, plan slot.Plan) (rows int64, err error) {
+	again := func(table *outbox.Table) bool { return table.Marks() }
+	lacking, added, others := s.tablesOf(plan.Lacking), s.tablesOf(plan.Added), s.tables
+	others = slices.DeleteFunc(slices.Clone(others), func(table *outbox.Table) bool {
+		return slices.Contains(lacking, table) || slices.Contains(added, table)
+	})
+	passed := slices.Concat(lacking, added)
+	if once := slices.DeleteFunc(slices.Clone(passed), again); len(once) > 0 {
+		if err := r.awaitWritersOf(ctx, "the repair", once); err != nil {
+			return 0, err
+		}
+	}
+	s.writers = nil
+	if twice := slices.DeleteFunc(slices.Clone(passed), func(table *outbox.Table) bool { return !again(table) }); len(twice) > 0 && !plan.Second {
+		if s.writers, err = slot.FindWriters(ctx, r.Pool, twice); err != nil {
+			return 0, err
+		}
+		if len(s.writers) > 0 {
+			s.fingerprint = s.compare().Record(s.published.Now, sourceNames(twice))
+		}
 	}
 	s.confirmed = s.slot.Confirmed
-	rows, err = r.ready(ctx, s, fix, func(tx pgx.Tx) (int64, error) {
-		meant := r.recipients(s, func(name string, _ bool) bool {
-			k, known := s.known[name]
-			switch {
-			case fix.adopt:
-				return true
-			case len(fix.only) > 0:
-				return k.doubt != ""
+	rows, err = r.ready(ctx, s, plan, func(tx pgx.Tx) (rows int64, err error) {
+		at, err := r.beforeTheStream(ctx, tx, s)
+		if err != nil {
+			return 0, err
+		}
+		record := func(o recording) error {
+			o.at = at
+			n, err := r.recordRows(ctx, tx, s, o)
+			at.Ordinal += n
+			rows += n
+			return err
+		}
+		if len(lacking) > 0 {
+			to := r.recipients(s, func(name string, _ bool) bool {
+				k, known := s.known[name]
+				return plan.Adopt || known && (k.goneAt == "" || len(k.wants) > 0) // who is new, or comes back, starts at now
+			})
+			if err := record(recording{tables: lacking, repair: !plan.Adopt, to: to}); err != nil {
+				return rows, err
 			}
-			return known && (k.goneAt == "" || len(k.wants) > 0) // who is new, or comes back, starts at now
-		})
-		rows, err := r.recordRows(ctx, tx, s, recording{from: from, repair: !fix.adopt, some: len(fix.only) > 0, to: meant})
-		switch {
-		case err != nil:
-			return rows, err
-		case !fix.adopt:
+		}
+		if len(added) > 0 {
+			configured := r.names()
+			to := r.recipients(s, func(name string, _ bool) bool { return slices.Contains(configured, name) })
+			if err := record(recording{tables: added, to: to}); err != nil {
+				return rows, err
+			}
+		}
+		if len(plan.Doubted) > 0 {
+			to := r.recipients(s, func(name string, _ bool) bool { return slices.Contains(plan.Doubted, name) })
+			if err := record(recording{tables: others, repair: true, some: true, to: to}); err != nil {
+				return rows, err
+			}
+		}
+		if !plan.Adopt {
 			return rows, r.restartPositions(ctx, tx, s)
 		}
 		s.members = r.atTheBeginning(s)
 		return rows, r.savePositions(ctx, tx, s, s.members)
 	})
 	if err != nil {
-		return rows, fmt.Errorf("record the rows that wait beside slot %q: %w", r.Slot, err)
+		return rows, fmt.Errorf("record the rows that wait next to slot %q: %w", r.Slot, err)
 	}
 	return rows, nil
 }
 
-// awaitRunning waits until every transaction that is running now has ended. It returns where in the WAL the
-// others begin: what committed below it is in every snapshot from now on.
-//
-// It takes a transaction id to know which are older. The end of a snapshot would not do: it comes after the last
-// that has ended, and one that still runs can be younger than that.
-func (r *Relay) awaitRunning(ctx context.Context, what string) (from event.LSN, err error) {
-	var text, next string
-	err = r.Pool.QueryRow(ctx, `SELECT pg_catalog.pg_current_wal_insert_lsn()::text`).Scan(&text)
-	if err == nil { // in this order: what gets its id in between is waited for, too
-		err = r.Pool.QueryRow(ctx, `SELECT pg_catalog.pg_current_xact_id()::text`).Scan(&next)
+// beforeTheStream is the first position for rows that are read from the tables while the slot stays: behind all that is
+// waiting already, and, unless something waits from further on in the stream, before all that the stream brings.
+func (r *Relay) beforeTheStream(ctx context.Context, tx pgx.Tx, s *session) (event.Position, error) {
+	names := append(slices.Collect(maps.Keys(s.known)), r.names()...)
+	last, err := r.owed.LastWaiting(ctx, tx, s.epoch, names)
+	return behind(last, event.Position{Epoch: s.epoch, Commit: s.slot.Confirmed - 1}), err
+}
+
+// behind is the first position for a row without one, not before from, that comes after last. A real commit is
+// 8-aligned, so the last byte before the next one is free.
+func behind(last, from event.Position) event.Position {
+	const free = 7
+	switch {
+	case last.Compare(from) < 0:
+		return from
+	case last.Commit&free == free: // made up, too
+		last.Ordinal++
+		return last
 	}
-	if err == nil {
-		from, err = event.ParseLSN(text)
+	return event.Position{Epoch: last.Epoch, Commit: last.Commit | free}
+}
+
+// tablesOf are the tables of sources.
+func (s *session) tablesOf(sources []string) []*outbox.Table {
+	var tables []*outbox.Table
+	for _, table := range s.tables {
+		if slices.Contains(sources, table.Source.Name) {
+			tables = append(tables, table)
+		}
 	}
+	return tables
+}
+
+func sourceNames(tables []*outbox.Table) []string {
+	names := make([]string, len(tables))
+	for i, table := range tables {
+		names[i] = table.Source.Name
+	}
+	return names
+}
+
+func identifier(table *outbox.Table) pgx.Identifier {
+	return pgx.Identifier{table.Source.Schema, table.Source.Table}
+}
+
+// awaitWritersOf waits until every transaction that writes to the tables now has ended.
+func (r *Relay) awaitWritersOf(ctx context.Context, what string, tables []*outbox.Table) error {
+	writers, err := slot.FindWriters(ctx, r.Pool, tables)
 	if err != nil {
-		return 0, fmt.Errorf("look for running transactions: %w", err)
+		return err
 	}
-	ended := make(chan struct{})
-	defer close(ended)
-	go r.sayWhoIsWaitedFor(ctx, what, ended)
-	for {
-		var over bool
-		err := r.Pool.QueryRow(ctx, `SELECT pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot()) >= $1::text::xid8`, next).Scan(&over)
-		if err != nil {
-			return 0, fmt.Errorf("look for running transactions: %w", err)
-		}
-		if over {
-			return from, nil
-		}
-		pause(ctx, 100*time.Millisecond)
+	return r.awaitWriters(ctx, what, writers)
+}
+
+// awaitSecondPass waits for the transactions that a repair has found at work, while the stream goes on, and then begins
+// everything again: nothing is in hand during the second pass.
+func (r *Relay) awaitSecondPass(ctx context.Context, s *session, stop context.CancelCauseFunc) {
+	if len(s.writers) == 0 {
+		return
+	}
+	if r.awaitWriters(ctx, "the second pass of the repair", s.writers) == nil {
+		stop(&changed{reason: "every transaction that the repair has to wait for has ended", writersEnded: true})
+	}
+}
+
+// awaitWriters waits until none of the transactions runs any more, and says meanwhile in the log and in /ready for whom.
+func (r *Relay) awaitWriters(ctx context.Context, what string, writers []slot.Writer) error {
+	defer r.setAwaited("")
+	said := time.Time{}
+	for begun := time.Now(); ; pause(ctx, 100*time.Millisecond) {
 		if ctx.Err() != nil {
-			return 0, fmt.Errorf("wait for running transactions: %w", context.Cause(ctx))
+			return fmt.Errorf("wait for running transactions: %w", context.Cause(ctx))
+		}
+		running, err := slot.StillWriting(ctx, r.Pool, writers)
+		if err != nil && !postgres.Unavailable(err) && postgres.Code(err) == "" && !errors.Is(err, context.DeadlineExceeded) {
+			return err
+		}
+		if err != nil {
+			continue // while Postgres is away they run, perhaps
+		}
+		if len(running) == 0 {
+			return nil
+		}
+		waited := time.Since(begun).Round(time.Second)
+		r.setAwaited(fmt.Sprintf("%s waits for %d running transactions to end that have written to a source's table, for %v now; the oldest is %s: end it if it is forgotten",
+			what, len(running), waited, running[0].Who))
+		if waited >= time.Second && time.Since(said) >= 30*time.Second {
+			said = time.Now()
+			r.Log.Info(what+" waits for running transactions to end", "since", begun, "number", len(running), "oldest", running[0].Who)
 		}
 	}
 }

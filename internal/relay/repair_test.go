@@ -32,20 +32,20 @@ func TestRelay_repairsFromTheTableWhateverBecameOfItsSlot(t *testing.T) {
 	t.Parallel()
 	for name, loss := range map[string]slotLoss{
 		"nothing": {func(*testdb.DB) {}, ""},
-		"dropped": {func(db *testdb.DB) { db.Exec(dropSlot, db.Name) }, "anew"},
-		"dropped and made anew by somebody": {func(db *testdb.DB) {
+		"dropped": {func(db *testdb.DB) { db.Exec(dropSlot, db.Name) }, "again"},
+		"dropped and made again by somebody": {func(db *testdb.DB) {
 			db.Exec(dropSlot, db.Name)
 			insertAll(db, "a", numbered("between", 3))
 			db.Exec(makeSlot, db.Name)
 		}, "kept"},
 		"moved on": {func(db *testdb.DB) { db.Exec(advance, db.Name) }, "kept"},
 		"rewound":  {func(db *testdb.DB) { db.Exec(`UPDATE walpost.slots SET confirmed = pg_current_wal_lsn()`) }, ""},
-		"publication made anew": {func(db *testdb.DB) {
+		"publication made again": {func(db *testdb.DB) {
 			db.Exec(`DROP PUBLICATION walpost`)
 			insertAll(db, "a", numbered("between", 3))
 			db.Exec(makePublishing)
 		}, ""}, // which kind depends on the version: 18 goes on without it
-		"publication dropped": {func(db *testdb.DB) { db.Exec(`DROP PUBLICATION walpost`) }, "anew"},
+		"publication dropped": {func(db *testdb.DB) { db.Exec(`DROP PUBLICATION walpost`) }, "again"},
 		"table taken off and put back": {func(db *testdb.DB) {
 			db.Exec(`ALTER PUBLICATION walpost DROP TABLE outbox`)
 			insertAll(db, "a", numbered("between", 3))
@@ -55,7 +55,7 @@ func TestRelay_repairsFromTheTableWhateverBecameOfItsSlot(t *testing.T) {
 			db.Exec(`ALTER PUBLICATION walpost DROP TABLE outbox`)
 			insertAll(db, "a", numbered("between", 3))
 		}, "kept"},
-		"table made anew": {func(db *testdb.DB) {
+		"table made again": {func(db *testdb.DB) {
 			freshTable(db)
 			db.Exec(`DROP TABLE outbox; ALTER TABLE fresh RENAME TO outbox`)
 		}, "kept"},
@@ -72,7 +72,7 @@ func TestRelay_repairsFromTheTableWhateverBecameOfItsSlot(t *testing.T) {
 			// one that is worth nothing on another system.
 			eventually(t, "the slot has passed it", passed(t, db, first.await(t, "before")))
 			r.shutDown()
-			if name != "table made anew" {
+			if name != "table made again" {
 				insertAll(db, "a", numbered("away", 3))
 			}
 			loss.spoil(db)
@@ -132,7 +132,7 @@ func TestRelay_repairsWhatHappensToThePublicationWhileItStreams(t *testing.T) {
 			db.Exec(`ALTER PUBLICATION walpost DROP TABLE outbox`)
 			between(db)
 		},
-		"table made anew": func(db *testdb.DB) {
+		"table made again": func(db *testdb.DB) {
 			freshTable(db)
 			db.Exec(`DROP TABLE outbox; ALTER TABLE fresh RENAME TO outbox`)
 			between(db)
@@ -142,8 +142,8 @@ func TestRelay_repairsWhatHappensToThePublicationWhileItStreams(t *testing.T) {
 			db.Exec(`ALTER TABLE outbox RENAME TO old; ALTER TABLE fresh RENAME TO outbox`)
 			between(db)
 		},
-		"publication dropped":   func(db *testdb.DB) { db.Exec(`DROP PUBLICATION walpost`); between(db) },
-		"publication made anew": func(db *testdb.DB) { db.Exec(`DROP PUBLICATION walpost`); between(db); db.Exec(makePublishing) },
+		"publication dropped":    func(db *testdb.DB) { db.Exec(`DROP PUBLICATION walpost`); between(db) },
+		"publication made again": func(db *testdb.DB) { db.Exec(`DROP PUBLICATION walpost`); between(db); db.Exec(makePublishing) },
 		"updates published as well": func(db *testdb.DB) {
 			db.Exec(`ALTER PUBLICATION walpost SET (publish = 'insert, update')`)
 			between(db)
@@ -244,7 +244,7 @@ func TestRelay_repairsASlotThatIsInvalidatedWhileItStreams(t *testing.T) {
 	release()
 	sub.AwaitDelivered(t, 10)
 	eventually(t, "all marks", func() bool { return unmarked(db) == 0 })
-	wantRepairs(t, db, o, "anew")
+	wantRepairs(t, db, o, "again")
 	once(t, sub, slices.Concat([]string{"open"}, numbered("behind", 3), numbered("beside", 3), numbered("meanwhile", 3)))
 }
 
@@ -278,7 +278,7 @@ func TestRelay_repairsASlotThatWasLostWhileItWasAway(t *testing.T) {
 		if got, want := sub.AwaitDelivered(t, 4), append(numbered(name, 3), name+" after"); !slices.Equal(got, want) {
 			t.Errorf("%s: delivered %v, want %v", name, got, want)
 		}
-		wantRepairs(t, db, o, "anew")
+		wantRepairs(t, db, o, "again")
 		r.shutDown()
 	}
 }
@@ -298,7 +298,7 @@ func invalidate(db *testdb.DB) {
 // F-17, F-36, S-75: a transaction with a lower id is still open when the slot is lost, or when the repair looks.
 func TestRelay_missesNoLateCommitInARepair(t *testing.T) {
 	t.Parallel()
-	for name, loss := range map[string]string{"anew": dropSlot, "kept": advance} {
+	for name, loss := range map[string]string{"again": dropSlot, "kept": advance} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := testdb.On(t, testdb.NewServer(t, nil)) // open transactions would hold the others' slots up
@@ -348,7 +348,7 @@ func TestRelay_stopsWhileItWaitsForOldTransactions(t *testing.T) {
 // on_lost_slot: stop
 func TestRelay_stopsWithWordsInsteadOfARepairIfItIsTold(t *testing.T) {
 	t.Parallel()
-	for name, loss := range map[string]string{"anew": dropSlot, "kept": advance} {
+	for name, loss := range map[string]string{"again": dropSlot, "kept": advance} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := testdb.New(t)
@@ -443,7 +443,7 @@ func TestRelay_marksRowsThatWaitedForNobody(t *testing.T) {
 // A long debt and dead letters of one subscriber outlive a repair as they are.
 func TestRelay_keepsDebtAndDeadLettersInARepair(t *testing.T) {
 	t.Parallel()
-	for name, loss := range map[string]string{"anew": dropSlot, "kept": advance} {
+	for name, loss := range map[string]string{"again": dropSlot, "kept": advance} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := testdb.New(t)

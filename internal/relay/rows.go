@@ -19,8 +19,9 @@ import (
 type recording struct {
 	// snapshot is the one that was exported with a new slot; "" is one of this moment.
 	snapshot string
-	// from is where in the WAL begins what the snapshot may not show: nothing that committed below it is missing.
-	from event.LSN
+	// at is the position of the first row.
+	at     event.Position
+	tables []*outbox.Table
 	// retained takes all rows that the tables have, published or not.
 	retained bool
 	// repair takes all rows of a source that is not marked: nobody knows which of them wait.
@@ -70,12 +71,10 @@ func (r *Relay) recipients(s *session, meant func(name string, fromBeginning boo
 // in a transaction of their own, because they are written while they are read. It returns how many there
 // were.
 //
-// They have positions that no commit has, because those are 8-aligned: just below from, and so before all
-// that is not among them. A commit that is being flushed, or waits for a standby, has its place in the WAL
-// already and is in no snapshot, so the end of the WAL would be too high. A row says nothing of its commit but
-// that it is before the end of the WAL at that moment: that is its bound.
+// Their positions are none of a commit. A row says nothing of its commit but that it is before the end of the WAL at that
+// moment: that is its bound.
 //
-// Of those from there on the stream brings some as well. They are known by their ids: a lane pays nothing
+// The stream brings some of them as well. They are known by their ids: a lane pays nothing
 // before it has looked up all that was written before the stream began.
 func (r *Relay) recordRows(ctx context.Context, tx pgx.Tx, s *session, o recording) (int64, error) {
 	// It writes only now and then, while the other transaction reads. And the next leader waits for its end, which
@@ -101,7 +100,7 @@ func (r *Relay) recordRows(ctx context.Context, tx pgx.Tx, s *session, o recordi
 
 func (r *Relay) recordRowsOnce(ctx context.Context, tx pgx.Tx, s *session, o recording, rowByRow bool) (int64, error) {
 	begun := time.Now()
-	position := event.Position{Epoch: s.epoch, Commit: o.from - 1}
+	position := o.at
 	debts := &waitingRows{relay: r, tx: tx, epoch: s.epoch, recording: o, owed: make([][]lane.Owed, len(o.to))}
 	err := postgres.InSnapshot(ctx, r.Pool, o.snapshot, func(reading pgx.Tx) error {
 		bound := position.Commit // nothing in the snapshot of a new slot committed where it begins, or later
@@ -111,7 +110,7 @@ func (r *Relay) recordRowsOnce(ctx context.Context, tx pgx.Tx, s *session, o rec
 				return err
 			}
 		}
-		for _, table := range s.tables {
+		for _, table := range o.tables {
 			if rowByRow {
 				table = table.RowByRow()
 			}
@@ -142,7 +141,7 @@ func (r *Relay) recordRowsOnce(ctx context.Context, tx pgx.Tx, s *session, o rec
 		}
 		return nil
 	})
-	return position.Ordinal, err
+	return position.Ordinal - o.at.Ordinal, err
 }
 
 // waitingRows collects events for each subscriber that wants them and records them in batches.

@@ -6,13 +6,12 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/lease"
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/internal/slot"
 	"github.com/backendstart/walpost/internal/store"
 	"github.com/backendstart/walpost/internal/wal"
 	"github.com/backendstart/walpost/migrations"
@@ -21,14 +20,16 @@ import (
 // session is one replication connection and what was found when it was opened.
 type session struct {
 	conn        *wal.Conn
-	key         store.Key // by which it is recorded as the one that has the slot
-	slot        *wal.Slot // as it was found, nil if there was none
-	record      *record   // what was known of it, nil if nothing
-	published   wal.PublicationChange
+	key         store.Key         // by which it is recorded as the one that has the slot
+	slot        *wal.Slot         // as it was found, nil if there was none
+	record      *store.SlotRecord // what was known of it, nil if nothing
+	published   slot.Published
 	system      wal.System
 	epoch       int32
-	confirmed   event.LSN // where the slot stands
-	fingerprint string
+	confirmed   event.LSN         // where the slot stands
+	fingerprint store.Fingerprint // what is recorded of what is published
+	writers     []slot.Writer     // a second pass over the tables waits for their end
+	begun       time.Time         // when it was found out what to do about the slot
 	tables      []*outbox.Table
 	budget      int64             // bytes of WAL that debt may hold
 	horizon     event.LSN         // end of the WAL when we took the lead
@@ -38,11 +39,13 @@ type session struct {
 }
 
 // changed is why what is in memory does not fit the slot or the database any more. Then it yields: the rooms
-// end what is in a handler, and are built anew from what the database says.
+// end what is in a handler, and are built again from what the database says.
 type changed struct {
 	reason string
-	// anew: the slot is there and brings no more what it should, so it has to be made anew.
-	anew bool
+	// unreadable: the slot is there and does not bring any more what it should, so it has to be replaced.
+	unreadable bool
+	// writersEnded: the transactions that a second pass has to wait for have ended.
+	writersEnded bool
 }
 
 func (c *changed) Error() string { return c.reason }
@@ -71,7 +74,7 @@ var reconnect = lane.Backoff{Initial: 500 * time.Millisecond, Max: 15 * time.Sec
 // delivers.
 const waiting = 2 * time.Second
 
-// waits before everything is built anew once more. Nothing is delivered meanwhile, and a repair makes progress
+// waits before everything is built once more. Nothing is delivered meanwhile, and a repair makes progress
 // even when the slot is lost again: what it has recorded stays recorded.
 var rebuild = lane.Backoff{Initial: 500 * time.Millisecond, Max: 2 * time.Second}
 
@@ -124,7 +127,7 @@ func final(err error) error {
 		return err
 	case errors.Is(err, errNoLead), errors.Is(err, errChangedMeanwhile):
 		return nil
-	case errors.Is(err, outbox.ErrNoTable): // while it is made anew under its old name
+	case errors.Is(err, slot.ErrNoTable): // while it is made again under its old name
 		return nil
 	case errors.Is(err, wal.ErrStandby), errors.Is(err, wal.ErrElsewhere): // in a failover
 		return nil
@@ -139,7 +142,7 @@ func final(err error) error {
 }
 
 // open prepares everything in the only right order: checks, tables, publication, slot, and makes or repairs
-// what is missing. why is the change after which everything is opened anew, nil at the start. (docs/postgres.md §4:
+// what is missing. why is the change after which everything is opened again, nil at the start. (docs/postgres.md §4:
 // what is found, and what is done)
 //
 // Invariant, with a lease and without, however many relays of the slot there are and wherever one of them is
@@ -158,7 +161,7 @@ func final(err error) error {
 // taken from a session that lives, except with a lease: of two relays one builds, however long that takes, and the
 // other waits with wal.ErrSlotInUse. They do not undo each other's work in turn.
 func (r *Relay) open(ctx context.Context, why *changed) (_ *session, err error) {
-	s, err := r.look(ctx, true)
+	s, err := r.find(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -176,13 +179,14 @@ func (r *Relay) open(ctx context.Context, why *changed) (_ *session, err error) 
 	if err := r.carryOver(ctx); err != nil {
 		return nil, err
 	}
+	if err := r.carryOverSources(ctx, s); err != nil {
+		return nil, err
+	}
 	if err := r.readSubscribers(ctx, s); err != nil {
 		return nil, err
 	}
-	if err := r.claimTables(ctx, s); err != nil {
-		return nil, err
-	}
-	if err := r.findOrMakeSlot(ctx, s, why); err != nil {
+	s.epoch = slot.Epoch(s.record, s.system)
+	if err := r.prepareSlot(ctx, s, why); err != nil {
 		return nil, err
 	}
 	taking, cancel := context.WithTimeout(ctx, statementLimit)
@@ -210,7 +214,7 @@ func (r *Relay) open(ctx context.Context, why *changed) (_ *session, err error) 
 // reopen opens the next session after one that broke. In between the server may have become another one, or
 // the slot another slot, and the rooms hold events of the one that was: then the error is a changed.
 func (r *Relay) reopen(ctx context.Context, last *session) (_ *session, err error) {
-	s, err := r.look(ctx, false)
+	s, err := r.find(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -220,7 +224,7 @@ func (r *Relay) reopen(ctx context.Context, last *session) (_ *session, err erro
 		}
 	}()
 	switch {
-	case s.record == nil || s.record.state != store.SlotReady || s.record.confirmed < r.tracker.Confirmed():
+	case s.record == nil || s.record.State != store.SlotReady || s.record.Confirmed < r.tracker.Confirmed():
 		return nil, &changed{reason: "the database has gone back: it does not know what was recorded"}
 	case s.slot == nil:
 		return nil, &changed{reason: "the slot is gone"}
@@ -228,20 +232,24 @@ func (r *Relay) reopen(ctx context.Context, last *session) (_ *session, err erro
 		return nil, &changed{reason: fmt.Sprintf("the connection leads to another server or timeline (%s/%d, now %s/%d)",
 			last.system.ID, last.system.Timeline, s.system.ID, s.system.Timeline)}
 	}
-	if err := r.published(ctx, s.tables, last.fingerprint, s.fingerprint); err != nil {
-		return nil, err
-	}
-	s.record.fingerprint = s.fingerprint
 	if err := r.readEnd(ctx, s); err != nil {
 		return nil, err
 	}
-	if trouble, err := r.diagnose(ctx, s, nil); err != nil || trouble != nil {
-		if err == nil {
-			err = &changed{reason: trouble.reason}
-		}
+	s.writers = last.writers
+	facts, err := r.gatherFacts(ctx, s, nil)
+	if err != nil {
 		return nil, err
 	}
-	s.epoch, s.confirmed = s.record.epoch, s.slot.Confirmed
+	switch plan, err := slot.Diagnose(facts); {
+	case err != nil:
+		return nil, &changed{reason: err.Error()}
+	case plan.Kind != slot.Stream:
+		return nil, &changed{reason: plan.Reason}
+	}
+	if err := r.recordPublished(ctx, s); err != nil {
+		return nil, err
+	}
+	s.epoch, s.confirmed = s.record.Epoch, s.slot.Confirmed
 	taking, cancel := context.WithTimeout(ctx, statementLimit)
 	defer cancel()
 	if err := s.conn.Start(taking, r.Slot, r.Publication); err != nil {
@@ -250,9 +258,8 @@ func (r *Relay) reopen(ctx context.Context, last *session) (_ *session, err erro
 	return s, r.fence.Check(taking, r.Pool)
 }
 
-// look connects, claims the slot and finds out what there is. It makes nothing, except that with mend it makes
-// or completes the publication.
-func (r *Relay) look(ctx context.Context, mend bool) (_ *session, err error) {
+// find connects, claims the slot and finds out what there is. It makes nothing.
+func (r *Relay) find(ctx context.Context) (_ *session, err error) {
 	ctx, cancel := context.WithTimeout(ctx, statementLimit)
 	defer cancel()
 	s := &session{}
@@ -294,22 +301,13 @@ func (r *Relay) look(ctx context.Context, mend bool) (_ *session, err error) {
 	if s.slot, err = r.awaitFree(ctx); err != nil { // no relay changes it from here on
 		return nil, err
 	}
-	if s.record, err = loadRecord(ctx, r.Pool, r.Slot); err != nil {
-		return nil, err
-	}
-	if mend {
-		if err := r.ensurePublication(ctx, s); err != nil {
-			return nil, err
-		}
-	}
-	s.fingerprint, err = outbox.Fingerprint(ctx, r.Pool, r.Publication, r.Sources)
-	if errors.Is(err, outbox.ErrNoPublication) {
-		return nil, &changed{reason: err.Error()}
-	}
-	if err != nil {
+	if s.record, err = store.ReadSlotRecord(ctx, r.Pool, r.Slot); err != nil {
 		return nil, err
 	}
 	if s.tables, err = r.inspect(ctx); err != nil {
+		return nil, err
+	}
+	if s.published, err = slot.ReadPublished(ctx, r.Pool, r.Publication, r.Sources); err != nil {
 		return nil, err
 	}
 	if s.budget = r.WALBudget; s.budget == Auto {
@@ -355,27 +353,6 @@ func (r *Relay) checkLease(ctx context.Context, session lease.Session) error {
 	return theirs.Same(ours)
 }
 
-// ensurePublication makes or completes the publication.
-func (r *Relay) ensurePublication(ctx context.Context, s *session) (err error) {
-	if s.tables, err = r.inspect(ctx); err != nil {
-		return err
-	}
-	// Before anything is changed for a relay that may not run.
-	if err := postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) error { return r.refuseMarkedTables(ctx, tx, s) }); err != nil {
-		return err
-	}
-	s.published, err = wal.EnsurePublication(ctx, r.Pool, r.Publication, tableNames(s.tables), s.slot != nil, s.record != nil)
-	switch {
-	case err != nil:
-		return err
-	case s.published.Made && s.slot != nil:
-		r.Log.Warn("the publication was gone; it is made again", "publication", r.Publication)
-	case len(s.published.Added) > 0:
-		r.Log.Warn("the publication did not carry all tables any more; they are added again", "publication", r.Publication, "tables", s.published.Added)
-	}
-	return nil
-}
-
 // inspect looks up the tables of the sources.
 func (r *Relay) inspect(ctx context.Context) ([]*outbox.Table, error) {
 	var tables []*outbox.Table
@@ -415,16 +392,8 @@ func (r *Relay) messageSources() []*outbox.Source {
 	return messages
 }
 
-func tableNames(tables []*outbox.Table) []pgx.Identifier {
-	names := make([]pgx.Identifier, len(tables))
-	for i, table := range tables {
-		names[i] = pgx.Identifier{table.Source.Schema, table.Source.Table}
-	}
-	return names
-}
-
 // alive reports whether the server still serves the replication connection with that pid.
 func (r *Relay) alive(ctx context.Context, pid uint32) bool {
-	slot, err := wal.FindSlot(ctx, r.Pool, r.Slot)
-	return err == nil && slot != nil && slot.ActivePID == int(pid)
+	found, err := wal.FindSlot(ctx, r.Pool, r.Slot)
+	return err == nil && found != nil && found.ActivePID == int(pid)
 }

@@ -39,7 +39,7 @@ func TestRelay_makesNoSlotWhileItCannotStart(t *testing.T) {
 			role, dsn := role(t, db, "LOGIN REPLICATION")
 			db.Exec(`GRANT USAGE ON SCHEMA walpost TO ` + role)
 			db.Exec(`GRANT SELECT ON ALL TABLES IN SCHEMA walpost, public TO ` + role)
-			db.Exec(`GRANT INSERT, UPDATE ON walpost.leader TO ` + role)
+			db.Exec(`GRANT INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA walpost TO ` + role)
 			o.ReplicationURL, o.Pool = dsn, openPool(t, dsn, 4)
 			return []string{`CREATE PUBLICATION "walpost" FOR TABLE "public"."outbox" WITH (publish = 'insert'`}
 		},

@@ -25,11 +25,11 @@ var builds = map[string]struct {
 	"first creation": {func(_ *testing.T, db *testdb.DB) {
 		insertAll(db, "a", numbered("waiting", 3))
 	}, ""},
-	"slot made anew": {func(t *testing.T, db *testdb.DB) {
+	"slot made again": {func(t *testing.T, db *testdb.DB) {
 		streaming(t, options(t, db, subscribertest.Recording())).shutDown()
 		insertAll(db, "a", numbered("waiting", 3))
 		db.Exec(dropSlot, db.Name)
-	}, "anew"},
+	}, "again"},
 	"slot kept": {func(t *testing.T, db *testdb.DB) {
 		streaming(t, options(t, db, subscribertest.Recording())).shutDown()
 		insertAll(db, "a", numbered("waiting", 3))
@@ -278,7 +278,7 @@ func TestRelay_writesNothingOfASlotUnderATermThatIsOver(t *testing.T) {
 			switch build.kind {
 			case "": // that it is being made was written under the first of them
 				want = []string{fmt.Sprintf("creating %d", first), fmt.Sprintf("creating %d", ours), fmt.Sprintf("ready %d", ours)}
-			case "anew":
+			case "again":
 				want = []string{fmt.Sprintf("creating %d", ours), fmt.Sprintf("ready %d", ours)}
 			}
 			if got := db.Texts(`SELECT DISTINCT state || ' ' || term FROM written ORDER BY 1`); !slices.Equal(got, want) {

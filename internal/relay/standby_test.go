@@ -28,7 +28,7 @@ func TestRelay_followsToAStandbyThatIsPromoted(t *testing.T) {
 	primary := testdb.NewServer(t, nil)
 	db := testdb.On(t, primary)
 	settings := map[string]string{"hot_standby_feedback": "on", "primary_slot_name": "standby", "wal_receiver_status_interval": "1s"}
-	kind := "anew"
+	kind := "again"
 	if major(db) >= failoverSlots {
 		kind = "kept"
 	}
@@ -130,6 +130,6 @@ func TestRelay_saysThatTheServerWaitsForAStandby(t *testing.T) {
 	sub.AwaitDelivered(t, 1)
 	eventually(t, "it is well", func() bool { return r.Health().Ready })
 	if got := db.Int(`SELECT active_pid FROM pg_replication_slots WHERE slot_name = $1`, o.Slot); got != pid {
-		t.Errorf("the connection was made anew: pid %d became %d", pid, got)
+		t.Errorf("the connection was made again: pid %d became %d", pid, got)
 	}
 }

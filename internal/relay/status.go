@@ -15,7 +15,7 @@ const (
 	Streaming    State = "streaming"    // reads the slot
 	Reconnecting State = "reconnecting" // lost Postgres, comes back by itself
 	Waiting      State = "waiting"      // another session holds the slot; takes over when it is free
-	Repairing    State = "repairing"    // the slot or the database has changed; reads everything anew
+	Repairing    State = "repairing"    // the slot or the database has changed; reads everything again
 	Stuck        State = "stuck"        // the server ends the stream with the same error at the same place, again and again
 	Stopping     State = "stopping"     // draining
 	Stopped      State = "stopped"      // ended; Problem says why if it was no clean stop

@@ -12,6 +12,7 @@ import (
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/internal/slot"
 	"github.com/backendstart/walpost/internal/store"
 	"github.com/backendstart/walpost/internal/wal"
 )
@@ -84,9 +85,9 @@ func (r *Relay) refreshTables(ctx context.Context, ledger *tableLedger) {
 // observe brings what comes from SQL up to date, and returns what to compare the next look with. While
 // Postgres is away it all stays as it was.
 func (r *Relay) observe(ctx context.Context, held hold, quiet silence) (hold, silence) {
-	if slot, err := wal.FindSlot(ctx, r.Pool, r.Slot); err == nil && slot != nil {
-		r.wal.Observe(*slot)
-		held, quiet = r.heldBack(slot.HeldBackBy, held), r.watchSilence(quiet, *slot)
+	if found, err := wal.FindSlot(ctx, r.Pool, r.Slot); err == nil && found != nil {
+		r.wal.Observe(*found)
+		held, quiet = r.heldBack(found.HeldBackBy, held), r.watchSilence(quiet, *found)
 	}
 	if counts, err := r.owed.Counts(ctx); err == nil {
 		r.showOwed(counts)
@@ -118,26 +119,58 @@ func (r *Relay) heldBack(by string, before hold) hold {
 	return now
 }
 
-// publicationChanged compares what the publication carries with what it carried when the stream began. A
-// table that was taken off it and put back, or made anew under its name, leaves a hole that no message of
-// the stream tells.
-// It returns what to compare with the next time.
-func (r *Relay) publicationChanged(ctx context.Context, tables []*outbox.Table, before string) (string, error) {
-	now, err := outbox.Fingerprint(ctx, r.Pool, r.Publication, r.Sources)
+// publicationChanged compares what the publication carries with what is recorded. A table that was taken off it and put
+// back, or made again under its name, leaves a hole that no message of the stream tells. It returns what is recorded
+// now.
+func (r *Relay) publicationChanged(ctx context.Context, tables []*outbox.Table, before store.Fingerprint) (store.Fingerprint, error) {
+	published, err := slot.ReadPublished(ctx, r.Pool, r.Publication, r.Sources)
 	switch {
-	case errors.Is(err, outbox.ErrNoPublication):
-		return before, &changed{reason: err.Error()}
-	case errors.Is(err, outbox.ErrNoTable): // perhaps it is made anew in a moment
+	case errors.Is(err, slot.ErrNoTable): // perhaps it is made again in a moment
 		r.setTrouble(err.Error() + ": nothing comes from it; when it is there again, its unpublished rows are sent")
 		return before, nil
 	case err != nil:
 		return before, err
+	case !published.Exists:
+		return before, &changed{reason: fmt.Sprintf("publication %q is gone", r.Publication)}
 	}
 	r.setTrouble("")
-	if err := r.published(ctx, tables, before, now); err != nil {
-		return before, err
+	difference := slot.Compare(before, published.Now)
+	if len(difference.Changed) > 0 {
+		return before, &changed{reason: "what the publication carries was changed: rows may be missing from the stream"}
 	}
-	return now, nil
+	for _, table := range tables {
+		if waits, err := table.WaitsIn(ctx, r.Pool, difference.Partitions); waits || err != nil {
+			if err == nil {
+				err = &changed{reason: "a partition has come with rows that were not streamed"}
+			}
+			return before, err
+		}
+	}
+	now := difference.Record(published.Now, difference.SecondPass)
+	return now, r.replaceFingerprint(ctx, before, now)
+}
+
+// recordPublished records what is published, where nothing can be missing from the stream.
+func (r *Relay) recordPublished(ctx context.Context, s *session) error {
+	difference := s.compare()
+	s.fingerprint = difference.Record(s.published.Now, difference.SecondPass)
+	return r.replaceFingerprint(ctx, s.record.Fingerprint, s.fingerprint)
+}
+
+func (r *Relay) replaceFingerprint(ctx context.Context, before, now store.Fingerprint) error {
+	if now.Equal(before) {
+		return nil
+	}
+	err := postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) error {
+		if err := r.fence.Hold(ctx, tx); err != nil {
+			return err
+		}
+		return store.WriteFingerprint(ctx, tx, r.Slot, now)
+	})
+	if err == nil {
+		r.Log.Info("sources or their partitions have come or gone, and no row is missing from the stream", "slot", r.Slot)
+	}
+	return err
 }
 
 func (r *Relay) setTrouble(trouble string) { r.tell(&r.trouble, trouble) }
@@ -151,48 +184,6 @@ func (r *Relay) tell(shown *string, problem string) {
 	if problem != "" && problem != before {
 		r.Log.Error("the relay is not well", "problem", problem)
 	}
-}
-
-// published compares two fingerprints. What differs is a changed, unless nothing can be missing: partitions
-// have gone, or new ones have come without a row that waits.
-func (r *Relay) published(ctx context.Context, tables []*outbox.Table, before, now string) error {
-	if before == now {
-		return nil
-	}
-	holes, err := r.holes(ctx, tables, before, now)
-	if err != nil {
-		return err
-	}
-	if holes {
-		return &changed{reason: publicationReason}
-	}
-	err = postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) error {
-		if err := r.fence.Hold(ctx, tx); err != nil {
-			return err
-		}
-		return store.ReplaceFingerprint(ctx, tx, r.Slot, before, now)
-	})
-	if err != nil {
-		return err
-	}
-	r.Log.Info("partitions have come or gone", "slot", r.Slot)
-	return nil
-}
-
-const publicationReason = "what the publication carries was changed: rows may be missing from the stream"
-
-// holes reports whether rows may be missing from the stream where two fingerprints differ.
-func (r *Relay) holes(ctx context.Context, tables []*outbox.Table, before, now string) (bool, error) {
-	come, ok := outbox.Attached(before, now)
-	if !ok {
-		return true, nil
-	}
-	for _, table := range tables {
-		if waits, err := table.WaitsIn(ctx, r.Pool, come); waits || err != nil {
-			return waits, err
-		}
-	}
-	return false, nil
 }
 
 // clean deletes what retention allows, in small batches, so that neither the stream nor the application

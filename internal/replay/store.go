@@ -208,3 +208,18 @@ func Rename(ctx context.Context, tx pgx.Tx, slot, before, name string) error {
 	}
 	return nil
 }
+
+// RenameSources gives sources other names in replays, by their former names.
+func RenameSources(ctx context.Context, tx pgx.Tx, slot string, renamed map[string]string) error {
+	names, err := encode(renamed)
+	if err == nil {
+		_, err = tx.Exec(ctx, `
+			UPDATE walpost.replays SET bounds = coalesce((
+				SELECT pg_catalog.jsonb_object_agg(coalesce($2::text::jsonb->>b.key, b.key), b.value) FROM pg_catalog.jsonb_each(bounds) b), '{}')
+			WHERE slot = $1`, slot, names)
+	}
+	if err != nil {
+		return fmt.Errorf("rename sources in replays: %w", err)
+	}
+	return store.RenameSources(ctx, tx, `walpost.replays`, `t.slot = $1`, slot, renamed, "source", "at_source")
+}

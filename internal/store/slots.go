@@ -29,23 +29,50 @@ type SlotRecord struct {
 	Epoch    int32
 	// Confirmed is recorded before it is sent: a replication slot beyond it was moved by another program.
 	Confirmed   event.LSN
-	Fingerprint string // what was published when the relay last compared it
+	Fingerprint Fingerprint
 	State       SlotState
 	Ours        bool // the relay made the replication slot, and may drop it
+}
+
+// Fingerprint is what was published when the relay last compared it. Rows that were written while a table was not
+// published are in the table and not in the stream, and no message tells of it. (docs/postgres.md §3)
+type Fingerprint struct {
+	Publication string            `json:"publication,omitempty"` // oid and xmin of its row in pg_publication
+	Sources     []PublishedSource `json:"sources,omitempty"`
+}
+
+// PublishedSource is a source as a Fingerprint has it: a table, or messages of a prefix.
+type PublishedSource struct {
+	Name       string   `json:"name"`
+	Schema     string   `json:"schema,omitempty"`
+	Table      string   `json:"table,omitempty"`
+	Messages   string   `json:"messages,omitempty"`
+	OID        uint32   `json:"oid,omitempty"`        // of the table
+	Entries    []string `json:"entries,omitempty"`    // oid and xmin of the catalogue rows by which it is published
+	Partitions []uint32 `json:"partitions,omitempty"` // the oids of its leaves
+	// Former is a source that has left the configuration: its rows are passed over.
+	Former bool `json:"former,omitempty"`
+	// SecondPass says that rows may be in the table and neither owed nor in the stream, because their transactions were
+	// running when a repair read the table: a second pass over it is still to come.
+	SecondPass bool `json:"second_pass,omitempty"`
 }
 
 // ReadSlotRecord returns what is recorded of a slot, nil if nothing is.
 func ReadSlotRecord(ctx context.Context, q Querier, name string) (*SlotRecord, error) {
 	slot := SlotRecord{Name: name}
 	var confirmed string
+	var fingerprint []byte
 	err := q.QueryRow(ctx, `
 		SELECT system_id, timeline, epoch, confirmed::text, fingerprint, state, ours FROM walpost.slots WHERE slot = $1`, name).
-		Scan(&slot.SystemID, &slot.Timeline, &slot.Epoch, &confirmed, &slot.Fingerprint, &slot.State, &slot.Ours)
+		Scan(&slot.SystemID, &slot.Timeline, &slot.Epoch, &confirmed, &fingerprint, &slot.State, &slot.Ours)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
 	}
 	if err == nil {
 		slot.Confirmed, err = event.ParseLSN(confirmed)
+	}
+	if err == nil {
+		err = json.Unmarshal(fingerprint, &slot.Fingerprint)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read what is recorded of slot %q: %w", name, err)
@@ -64,11 +91,11 @@ func HasSlots(ctx context.Context, q Querier) (there bool, err error) {
 func WriteCreating(ctx context.Context, tx pgx.Tx, slot SlotRecord) error {
 	_, err := tx.Exec(ctx, `
 		INSERT INTO walpost.slots (slot, system_id, timeline, epoch, fingerprint, state)
-		VALUES ($1, $2, $3, $4, $5, 'creating')
+		VALUES ($1, $2, $3, $4, $5::text::jsonb, 'creating')
 		ON CONFLICT (slot) DO UPDATE SET system_id = excluded.system_id, timeline = excluded.timeline,
 		    epoch = excluded.epoch, fingerprint = excluded.fingerprint, state = 'creating',
 		    confirmed = '0/0', ours = true, updated_at = pg_catalog.now()`,
-		slot.Name, slot.SystemID, slot.Timeline, slot.Epoch, slot.Fingerprint)
+		slot.Name, slot.SystemID, slot.Timeline, slot.Epoch, slot.Fingerprint.encode())
 	if err != nil {
 		return fmt.Errorf("record that slot %q is being made: %w", slot.Name, err)
 	}
@@ -80,20 +107,34 @@ func WriteCreating(ctx context.Context, tx pgx.Tx, slot SlotRecord) error {
 func WriteReady(ctx context.Context, tx pgx.Tx, slot SlotRecord) error {
 	_, err := tx.Exec(ctx, `
 		INSERT INTO walpost.slots (slot, system_id, timeline, epoch, fingerprint, confirmed, state, ours)
-		VALUES ($1, $2, $3, $4, $5, $6::text::pg_lsn, 'ready', false)
+		VALUES ($1, $2, $3, $4, $5::text::jsonb, $6::text::pg_lsn, 'ready', false)
 		ON CONFLICT (slot) DO UPDATE SET system_id = excluded.system_id, timeline = excluded.timeline,
 		    epoch = excluded.epoch, fingerprint = excluded.fingerprint, confirmed = excluded.confirmed,
 		    state = 'ready', updated_at = pg_catalog.now()`,
-		slot.Name, slot.SystemID, slot.Timeline, slot.Epoch, slot.Fingerprint, slot.Confirmed.String())
+		slot.Name, slot.SystemID, slot.Timeline, slot.Epoch, slot.Fingerprint.encode(), slot.Confirmed.String())
 	if err != nil {
 		return fmt.Errorf("record that slot %q is ready: %w", slot.Name, err)
 	}
 	return nil
 }
 
-// ReplaceFingerprint records what is published, if before is what is recorded.
-func ReplaceFingerprint(ctx context.Context, tx pgx.Tx, slot, before, now string) error {
-	_, err := tx.Exec(ctx, `UPDATE walpost.slots SET fingerprint = $2 WHERE slot = $1 AND fingerprint = $3`, slot, now, before)
+// Equal reports whether two fingerprints are recorded in the same way.
+func (f Fingerprint) Equal(other Fingerprint) bool { return f.encode() == other.encode() }
+
+func (f Fingerprint) encode() string { return encode(f) }
+
+// encode writes what has only strings, numbers and such as JSON.
+func encode(value any) string {
+	text, err := json.Marshal(value)
+	if err != nil {
+		panic(err)
+	}
+	return string(text)
+}
+
+// WriteFingerprint records what is published.
+func WriteFingerprint(ctx context.Context, tx pgx.Tx, slot string, now Fingerprint) error {
+	_, err := tx.Exec(ctx, `UPDATE walpost.slots SET fingerprint = $2::text::jsonb, updated_at = pg_catalog.now() WHERE slot = $1`, slot, now.encode())
 	if err != nil {
 		return fmt.Errorf("record what is published for slot %q: %w", slot, err)
 	}

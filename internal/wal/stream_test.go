@@ -69,7 +69,7 @@ type reading struct {
 // read makes publication and slot and streams.
 func read(t *testing.T, db *testdb.DB, full bool) *reading {
 	t.Helper()
-	if _, err := wal.EnsurePublication(t.Context(), db.Pinned, "walpost", []pgx.Identifier{{"public", "outbox"}}, false, false); err != nil {
+	if err := wal.MakePublication(t.Context(), db.Pinned, "walpost", []pgx.Identifier{{"public", "outbox"}}); err != nil {
 		t.Fatal(err)
 	}
 	conn := connect(t, db)
@@ -151,7 +151,7 @@ func (g *gathering) HandOver() {
 func TestStream_saysThatItHasHandedOverOnlyThen(t *testing.T) {
 	t.Parallel()
 	db := testdb.New(t)
-	if _, err := wal.EnsurePublication(t.Context(), db.Pinned, "walpost", []pgx.Identifier{{"public", "outbox"}}, false, false); err != nil {
+	if err := wal.MakePublication(t.Context(), db.Pinned, "walpost", []pgx.Identifier{{"public", "outbox"}}); err != nil {
 		t.Fatal(err)
 	}
 	conn := connect(t, db)

@@ -9,7 +9,8 @@ CREATE TABLE walpost.slots (
     timeline     INT         NOT NULL,
     epoch        INT         NOT NULL DEFAULT 1,
     confirmed    PG_LSN      NOT NULL DEFAULT '0/0',
-    fingerprint  TEXT        NOT NULL DEFAULT '',
+    -- What was published when the relay last compared it, by source: store.Fingerprint.
+    fingerprint  JSONB       NOT NULL DEFAULT '{}',
     state        TEXT        NOT NULL CHECK (state IN ('creating', 'ready')),
     ours         BOOLEAN     NOT NULL DEFAULT true,
     -- Starts in a row after which the process ended within 5 minutes, and not by a clean stop; and the delivery
