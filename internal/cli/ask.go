@@ -61,6 +61,9 @@ func ask(r *run, options config.Ask) (*asked, error) {
 	return a, nil
 }
 
+// readyPath is the one route whose answer 503 is a good answer too.
+const readyPath = "/ready"
+
 // refusedError is an answer that says no: asking again is no use.
 type refusedError struct{ error }
 
@@ -81,7 +84,7 @@ func (a *asked) open(ctx context.Context, path string, query url.Values) (io.Rea
 		}
 		return nil, fmt.Errorf("ask the relay at %s: %w", a.url, err)
 	}
-	if response.StatusCode == http.StatusOK {
+	if response.StatusCode == http.StatusOK || path == readyPath && response.StatusCode == http.StatusServiceUnavailable {
 		return response.Body, nil
 	}
 	defer response.Body.Close()

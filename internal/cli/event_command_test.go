@@ -132,8 +132,12 @@ func TestStatus_doesNotTakeAnotherServersRelayForItsOwn(t *testing.T) {
 		t.Fatal(err)
 	}
 	other.ReceivedLSN = "FFFF/0"
-	elsewhere := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		if err := json.NewEncoder(w).Encode(other); err != nil {
+	elsewhere := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var answer any = other
+		if r.URL.Path == "/ready" {
+			answer = relay.Health{Ready: true, State: relay.Streaming}
+		}
+		if err := json.NewEncoder(w).Encode(answer); err != nil {
 			t.Error(err)
 		}
 	}))

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
@@ -53,4 +54,36 @@ subscribers:
 			t.Errorf("status: %s", stderr)
 		}
 	}
+}
+
+// S-94: who types status because something is wrong reads what is wrong first.
+func TestStatus_beginsWithTheProblemsOfReady(t *testing.T) {
+	d := newCommandTest(t)
+	relay, url := d.relay()
+	d.env["WALPOST_OPS_URL"] = url
+	if text := d.says("status", "Ready: the relay is streaming."); strings.Index(text, "Ready") > strings.Index(text, "Slot") {
+		t.Errorf("status begins with\n%s", text)
+	}
+	d.Exec(`CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no marks today'; END $$;
+		CREATE TRIGGER refuse BEFORE UPDATE ON public.outbox FOR EACH ROW EXECUTE FUNCTION public.refuse()`)
+	d.insert("e1")
+	var text string
+	waitFor(t, "a relay that is not ready", func() bool {
+		var code int
+		code, text, _ = d.run("status")
+		return code == exitFailed
+	})
+	if !strings.HasPrefix(text, "Not ready: ") || !strings.Contains(text, "no marks today") || strings.Index(text, "no marks today") > strings.Index(text, "Slot") {
+		t.Errorf("status says\n%s", text)
+	}
+	var parsed struct {
+		Ready    *bool
+		Problems []string
+	}
+	_, text, _ = d.run("status --json")
+	if err := json.Unmarshal([]byte(text), &parsed); err != nil || parsed.Ready == nil || *parsed.Ready || len(parsed.Problems) == 0 {
+		t.Errorf("in JSON: %v %s", err, text)
+	}
+	relay.stop()
+	<-relay.exited
 }

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"strconv"
@@ -18,12 +19,14 @@ type statusCommand struct {
 }
 
 func (statusCommand) Help() string {
-	return `Reads the database, so it answers with the relay up or down, and asks the running relay at its ops address what it has in memory.
-
-FINISHED is the commit up to which a subscriber has everything, as it was last written. BEHIND is the WAL that it has still before it: from its oldest delivery that waits, or, if none does, from what is finished or confirmed. For a subscriber that has nothing to do it begins where the relay has read to; that is known only while the relay answers. HOLDS is how much of BEHIND the slot keeps for its debt.
+	return `Begins with what is wrong, as /ready of the running relay has it. The rest is read from the database, so status answers with the relay up or down.
 
   walpost status
   walpost status --json | jq '.slot.retained_bytes'
+
+FINISHED is the commit up to which a subscriber has everything, as it was last written. LAG is the WAL that it has still before it: from its oldest delivery that waits, or, if none does, from what is finished or confirmed. For a subscriber that has nothing to do it begins where the relay has read to; that is known only while the relay answers. HOLDING is how much of LAG the slot keeps for its debt.
+
+Exit code 1: the relay that answers is not ready.
 
 Next: walpost owed list --subscriber NAME`
 }
@@ -46,16 +49,25 @@ func (c statusCommand) Run(r *run) error {
 		if silent == nil && progress.State == relay.Streaming && !status.IsReadBy(*progress) {
 			silent = running.anotherServer(c.Slot)
 		}
+		var health *relay.Health
+		if silent == nil {
+			health = new(relay.Health)
+			silent = running.get(r.ctx, readyPath, nil, health)
+		}
 		if silent != nil {
-			progress = nil
+			progress, health = nil, nil
 		} else {
 			status.AddProgress(*progress)
 		}
 		if c.JSON {
-			return writeJSON(r.Stdout, struct {
-				admin.Status
-				Relay *relay.Progress `json:"relay,omitempty"` // nil where none answers
-			}{status, progress})
+			answer := statusAnswer{Status: status, Relay: progress}
+			if health != nil {
+				answer.Ready, answer.Problems = &health.Ready, health.Problems
+			}
+			return errors.Join(writeJSON(r.Stdout, answer), notReady(health))
+		}
+		if health != nil {
+			printHealth(r.Stdout, *health)
 		}
 		printStatus(r.Stdout, status)
 		switch {
@@ -64,8 +76,37 @@ func (c statusCommand) Run(r *run) error {
 		case status.Slot.Active:
 			fmt.Fprintf(r.Stdout, "\nWhat the running relay has in memory is not shown: %v\n", silent)
 		}
-		return nil
+		return notReady(health)
 	})
+}
+
+// statusAnswer is the status for programs. Ready, Problems and Relay are absent where no relay answers.
+type statusAnswer struct {
+	Ready    *bool    `json:"ready,omitempty"`
+	Problems []string `json:"problems,omitempty"`
+	admin.Status
+	Relay *relay.Progress `json:"relay,omitempty"`
+}
+
+// notReady is the error of a relay that answers and is not ready.
+func notReady(health *relay.Health) error {
+	if health == nil || health.Ready {
+		return nil
+	}
+	return errors.New("the relay is not ready")
+}
+
+// printHealth says first what is wrong.
+func printHealth(w io.Writer, health relay.Health) {
+	if health.Ready {
+		fmt.Fprintf(w, "Ready: the relay is %s.\n", health.State)
+	} else {
+		fmt.Fprintf(w, "Not ready: the relay is %s.\n", health.State)
+	}
+	for _, problem := range health.Problems {
+		fmt.Fprintf(w, "  - %s\n", plain(problem, 1000))
+	}
+	fmt.Fprintln(w)
 }
 
 // slowAfter is the age of an open event from which a person wants to see it.
@@ -74,7 +115,7 @@ const slowAfter = 5 * time.Second
 // printProgress tells what a running relay has in memory: events that it has had for less than stall_after
 // are in no table.
 func printProgress(w io.Writer, now time.Time, p relay.Progress) {
-	fmt.Fprintf(w, "\nThe relay is %s and has %d open events.\n", p.State, p.OpenEvents)
+	fmt.Fprintf(w, "\nThe relay is %s and has %s.\n", p.State, counted(int64(p.OpenEvents), "open event"))
 	var rows [][]string
 	for _, s := range p.Subscribers {
 		var state []string
@@ -83,8 +124,8 @@ func printProgress(w io.Writer, now time.Time, p relay.Progress) {
 			what string
 		}{
 			{s.Away, "away"}, {s.Paused, "paused"}, {s.InDebt, "in debt"},
-			{s.KeysInDebt > 0, fmt.Sprintf("%d keys in debt", s.KeysInDebt)},
-			{len(s.Overdue) > 0, fmt.Sprintf("%d do not return", len(s.Overdue))},
+			{s.KeysInDebt > 0, counted(int64(s.KeysInDebt), "key") + " in debt"},
+			{len(s.Overdue) > 0, counted(int64(len(s.Overdue)), "call") + " overdue"},
 		} {
 			if is.so {
 				state = append(state, is.what)
@@ -153,7 +194,7 @@ func printSubscribers(w io.Writer, s admin.Status) {
 		fmt.Fprintln(w, "No subscriber is recorded: a relay records them when it starts to stream.")
 		return
 	}
-	rows := [][]string{{"SUBSCRIBER", "STATE", "WAITING", "OLDEST", "DEAD", "OLDEST", "FINISHED", "BEHIND", "HOLDS"}}
+	rows := [][]string{{"SUBSCRIBER", "STATE", "WAITING", "OLDEST", "DEAD", "OLDEST", "FINISHED", "LAG", "HOLDING"}}
 	var waiting, dead int64
 	for _, sub := range s.Subscribers {
 		state, behind, holds := sub.State, size(float64(sub.LagBytes)), size(float64(sub.HoldingWALBytes))
@@ -176,7 +217,11 @@ func printSubscribers(w io.Writer, s admin.Status) {
 	}
 	switch {
 	case dead > 0:
-		fmt.Fprintf(w, "\n%s wait for a person: walpost deadletters list\n", plural(dead))
+		verb := "wait"
+		if dead == 1 {
+			verb = "waits"
+		}
+		fmt.Fprintf(w, "\n%s %s for a person: walpost deadletters list\n", plural(dead), verb)
 	case waiting == 0:
 		fmt.Fprintln(w, "\nNothing is owed.")
 	}
