@@ -10,7 +10,7 @@ import (
 	"github.com/backendstart/walpost/internal/testdb"
 )
 
-// S-92: a person on call has the address of the database, and not each secret of each receiver.
+// S-14: a person on call has the address of the database, and not each secret of each receiver.
 func TestCommands_needNoSecretThatTheyDoNotUse(t *testing.T) {
 	t.Chdir(t.TempDir())
 	db := testdb.New(t)
@@ -56,7 +56,7 @@ subscribers:
 	}
 }
 
-// S-94: who types status because something is wrong reads what is wrong first.
+// S-16: who types status because something is wrong reads what is wrong first.
 func TestStatus_beginsWithTheProblemsOfReady(t *testing.T) {
 	d := newCommandTest(t)
 	relay, url := d.relay()

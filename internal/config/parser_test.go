@@ -383,7 +383,7 @@ func TestParse_leavesTheFileAloneForCommandsWithoutOne(t *testing.T) {
 	wantProblems(t, err, "walpost.yaml:1: api_listen: \"nonsense\" is not an address")
 }
 
-// S-93: what is shown is a file to start from: it has no secret, and nothing in the place of one that could be sent.
+// S-15: what is shown is a file to start from: it has no secret, and nothing in the place of one that could be sent.
 func TestShow_writesAFileThatReadsTheSame(t *testing.T) {
 	const file = "slot: other\nsubscribers:\n  - name: analytics\n    secret: [hush, hush]\n    headers: {X-Api-Key: hush}\n"
 	env := map[string]string{"WALPOST_DRAIN": "5s", "WALPOST_OPS_TOKEN": "hush"}
@@ -430,7 +430,7 @@ func TestShow_writesAFileThatReadsTheSame(t *testing.T) {
 	}
 }
 
-// S-93
+// S-15
 func TestParse_refusesTheMaskOfASecret(t *testing.T) {
 	_, err := parse(t, "smtp_url: '********'\nsubscribers:\n  - name: analytics\n    headers: {Authorization: 'Bearer ********'}\n", nil)
 	wantProblems(t, err, "yaml:1: ******** stands for a secret that was not printed", "yaml:4: ******** stands for a secret that was not printed")

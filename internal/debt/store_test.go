@@ -212,7 +212,7 @@ func TestWaiting_saysThatARowIsGone(t *testing.T) {
 
 // Under synchronous replication an event comes a moment, or as long as the standby is away, before its row is
 // visible. It is not gone, and what is behind it waits.
-// What is lost is a fact of its own: a receiver may answer in the words that walpost uses for it.
+// S-74: what is lost is a fact of its own: a receiver may answer in the words that walpost uses for it.
 func TestLost_countsWhatNoOneCanSendAnyMore(t *testing.T) {
 	db := testdb.New(t)
 	store := open(t, db, lessons())

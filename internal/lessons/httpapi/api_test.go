@@ -145,7 +145,7 @@ func TestCompleteLesson_completesOnce(t *testing.T) {
 	}
 }
 
-// S-91: a request that contradicts what stands is told so, and changes nothing.
+// S-13: a request that contradicts what stands is told so, and changes nothing.
 func TestCompleteLesson_answers409WithWhatStandsToAnotherBody(t *testing.T) {
 	db := testdb.New(t)
 	s := newService(t, db.Pinned)
