@@ -143,9 +143,9 @@ func (s *Store) Known(ctx context.Context, subscriber string, events []*event.Ev
 		sources[i], ids[i], occurrences[i] = e.Source, e.ID, e.Occurrence
 	}
 	rows, err := s.pool.Query(ctx, `
-		SELECT a.n - 1, o.state, o.made_up FROM unnest($3::text[], $4::text[], $5::text[]) WITH ORDINALITY AS a(source, event_id, occurrence, n)
+		SELECT a.n - 1, o.state, o.made_up AND NOT o.in_table_order FROM unnest($3::text[], $4::text[], $5::text[]) WITH ORDINALITY AS a(source, event_id, occurrence, n)
 		CROSS JOIN LATERAL ( -- LIMIT keeps it from becoming a join, which could read everything that is owed
-			SELECT state, made_up FROM walpost.owed
+			SELECT state, made_up, in_table_order FROM walpost.owed
 			WHERE slot = $1 AND event_id = a.event_id AND source = a.source AND occurrence = a.occurrence AND subscriber = $2 LIMIT 1) o`,
 		s.slot, subscriber, sources, ids, occurrences)
 	if err != nil {

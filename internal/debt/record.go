@@ -86,7 +86,7 @@ func (s *Store) placeMadeUp(ctx context.Context, tx pgx.Tx, subscriber string, o
 		batch.Queue(`
 			UPDATE walpost.owed SET epoch = $6, commit_lsn = $7::text::pg_lsn, ordinal = $8, made_up = false, bound = $7::text::pg_lsn,
 			    xid = $9, committed_at = coalesce($10, committed_at)
-			WHERE `+theDelivery+` AND made_up AND state NOT IN ('paid')`,
+			WHERE `+theDelivery+` AND made_up AND NOT in_table_order AND state NOT IN ('paid')`,
 			append(delivery(s.slot, e.Identity(), subscriber), e.Position.Epoch, e.Position.Commit.String(), e.Position.Ordinal, int64(e.XID), known(e.CommittedAt))...)
 	}
 	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
@@ -163,7 +163,7 @@ type columns struct {
 	epochs                    []int32
 	commits                   []string
 	ordinals                  []int64
-	madeUp                    []bool
+	madeUp, inTableOrder      []bool
 	bounds                    []string
 	types, keys, rows         []string
 	xids                      []int64
@@ -187,6 +187,7 @@ func (c *columns) add(o *lane.Owed) {
 	c.commits = append(c.commits, e.Position.Commit.String())
 	c.ordinals = append(c.ordinals, e.Position.Ordinal)
 	c.madeUp = append(c.madeUp, e.Bound != 0)
+	c.inTableOrder = append(c.inTableOrder, o.InTableOrder)
 	c.bounds = append(c.bounds, e.LastOf().Commit.String())
 	c.types = append(c.types, store.Storable(e.Type))
 	c.keys = append(c.keys, store.Storable(e.Key))
@@ -216,7 +217,7 @@ func (c *columns) addCopy(e *event.Event) {
 }
 
 func (c *columns) args() []any {
-	return []any{c.sources, c.ids, c.occurrences, c.epochs, c.commits, c.ordinals, c.madeUp, c.bounds, c.types, c.keys, c.rows, c.xids, c.committed,
+	return []any{c.sources, c.ids, c.occurrences, c.epochs, c.commits, c.ordinals, c.madeUp, c.inTableOrder, c.bounds, c.types, c.keys, c.rows, c.xids, c.committed,
 		c.attempts, c.next, c.firstFail, c.lastFail, c.errors, c.invalid, c.lost, c.sizes}
 }
 
@@ -231,7 +232,7 @@ type typed struct{ name, typ string }
 var (
 	ofEach = []typed{
 		{"source", "text"}, {"event_id", "text"}, {"occurrence", "text"}, {"epoch", "int"}, {"commit_lsn", "text"}, {"ordinal", "bigint"},
-		{"made_up", "bool"}, {"bound", "text"},
+		{"made_up", "bool"}, {"in_table_order", "bool"}, {"bound", "text"},
 		{"event_type", "text"}, {"key", "text"}, {"row_id", "text"}, {"xid", "bigint"}, {"committed_at", "timestamptz"},
 		{"attempts", "int"}, {"next_attempt", "timestamptz"}, {"first_failure", "timestamptz"}, {"last_failure", "timestamptz"},
 		{"error", "text"}, {"invalid", "text"}, {"lost", "bool"}, {"size", "int"},

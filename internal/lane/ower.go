@@ -69,6 +69,9 @@ type Owed struct {
 	FirstFailure, LastFailure time.Time
 	NextAttempt               time.Time // zero for at once
 	Err                       string    // of the last attempt
+	// InTableOrder says of a made-up position that it is in order among those of its table's other rows: some of them
+	// are not in the stream, so it stays when the event's own position is known.
+	InTableOrder bool
 }
 
 // Paid is an owed delivery that was delivered.

@@ -184,11 +184,11 @@ func (w *waitingRows) flush(ctx context.Context) error {
 			switch {
 			case known && at.Compare(to.secured) <= 0:
 			case ev.Invalid == "" || ev.Payload != nil:
-				w.owed[i] = append(w.owed[i], lane.Owed{Event: ev})
+				w.owed[i] = append(w.owed[i], lane.Owed{Event: ev, InTableOrder: true})
 			default:
 				// There is no body that could wait: whoever tries to read the row meets the same.
 				now := time.Now()
-				letter := lane.Owed{Event: ev, Err: ev.Invalid, FirstFailure: now, LastFailure: now}
+				letter := lane.Owed{Event: ev, InTableOrder: true, Err: ev.Invalid, FirstFailure: now, LastFailure: now}
 				if err := w.relay.owed.RecordDead(ctx, w.tx, to.name, letter); err != nil {
 					return err
 				}

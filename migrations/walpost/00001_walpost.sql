@@ -68,6 +68,8 @@ CREATE TABLE walpost.owed (
     -- transaction is behind a stream that is past the bound: the commit itself, or the end of the WAL when the
     -- row was read.
     made_up        BOOLEAN     NOT NULL DEFAULT false,
+    -- The made-up position is in order among those of the table's other rows, so it stays.
+    in_table_order BOOLEAN     NOT NULL DEFAULT false,
     bound          PG_LSN      NOT NULL DEFAULT '0/0',
     event_type     TEXT        NOT NULL,
     key            TEXT        NOT NULL,
