@@ -31,6 +31,7 @@ type room struct {
 
 var rooms = []room{
 	// The vocabulary and what supports it.
+	{"advice", ""},
 	{"event", ""},
 	{"slab", ""},
 	{"safefile", ""},
@@ -43,14 +44,14 @@ var rooms = []room{
 	{"strictjson", ""},
 
 	// What the relay keeps in Postgres: schema walpost but for owed and replays.
-	{"store", "event postgres"},
+	{"store", "advice event postgres"},
 
 	// Writing: one transaction makes the fact and the row.
-	{"outbox", "event postgres slab"},
+	{"outbox", "advice event postgres slab"},
 
 	// Relaying: from the bytes of the WAL to the handler of a subscriber, and back as a number.
 	{"pgoutput", "event"},
-	{"wal", "event postgres"},
+	{"wal", "advice event postgres"},
 	{"ack", "event slab"},
 	{"subscriber", "event postgres store"},
 	{"sink/webhook", "event mask printable safefile subscriber"},
@@ -59,9 +60,9 @@ var rooms = []room{
 	{"replay", "debt event outbox postgres store"},
 	{"lease", "postgres store"},
 	{"dispatch", "ack event lane outbox pgoutput"},
-	{"slot", "event outbox postgres store wal"},
-	{"relay", "ack debt dispatch event lane lease outbox pgoutput postgres replay slot store subscriber wal"},
-	{"doctor", "outbox postgres slot store wal"},
+	{"slot", "advice event outbox postgres store wal"},
+	{"relay", "ack advice debt dispatch event lane lease outbox pgoutput postgres replay slot store subscriber wal"},
+	{"doctor", "advice outbox postgres slot store wal"},
 	{"admin", "debt event lane outbox postgres relay replay store wal"},
 	{"ops", "admin debt lane postgres printable relay replay store strictjson"},
 

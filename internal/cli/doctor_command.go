@@ -85,7 +85,7 @@ func printFix(w io.Writer, indent string, fix *doctor.Fix) {
 	if len(fix.SQL) > 0 {
 		fmt.Fprintf(w, "%sfix, as %s:\n", indent, fix.As)
 		for _, sql := range fix.SQL {
-			fmt.Fprintf(w, "%s      %s;\n", indent, plain(sql, 10_000))
+			fmt.Fprintf(w, "%s      %s;\n", indent, plain(sql.String(), 10_000))
 		}
 	}
 	if fix.Restart {

@@ -56,7 +56,7 @@ func TestDoctor_asksForTheRightsThatTheBuiltInSubscribersNeed(t *testing.T) {
 	for _, f := range report.Findings {
 		if f.Check == "rights" && f.Fix != nil {
 			for _, sql := range f.Fix.SQL {
-				db.Exec(sql)
+				db.Exec(sql.String())
 			}
 		}
 	}

@@ -145,14 +145,26 @@ func (c *checker) texts(ctx context.Context, sql string, args ...any) ([]string,
 	return pgx.CollectRows(rows, pgx.RowTo[string])
 }
 
-// slot is what the server says about the relay's slot, nil when there is none.
-func (c *checker) slot(ctx context.Context) (*wal.Slot, error) {
+// slotOfName is what the server says about the slot of the configured name, whoever owns it; nil when there is none.
+func (c *checker) slotOfName(ctx context.Context) (*wal.Slot, error) {
 	return wal.FindSlot(ctx, c.tx, c.Slot)
 }
 
-// record is what walpost.slots says about the slot; nil where it says nothing, or there is no such table.
+// slot is the slot that a relay would read, nil when there is none. A slot of another database, a physical one or one
+// of another plugin is no slot of this configuration, whatever its name: the check slot reports it, and no other check
+// judges it.
+func (c *checker) slot(ctx context.Context) (*wal.Slot, error) {
+	slot, err := c.slotOfName(ctx)
+	if err != nil || slot == nil || slot.Check() != nil {
+		return nil, err
+	}
+	return slot, nil
+}
+
+// record is what walpost has recorded of the slot; nil where it has recorded nothing, or there is no such table.
 func (c *checker) record(ctx context.Context) (*store.SlotRecord, error) {
-	if there, err := store.HasSlots(ctx, c.tx); err != nil || !there {
+	there, err := store.HasSlots(ctx, c.tx)
+	if err != nil || !there {
 		return nil, err
 	}
 	return store.ReadSlotRecord(ctx, c.tx, c.Slot)
@@ -160,7 +172,25 @@ func (c *checker) record(ctx context.Context) (*store.SlotRecord, error) {
 
 // tables are the sources' tables that can be understood; the check source-table reports the others.
 func (c *checker) tables(ctx context.Context) ([]*outbox.Table, error) {
-	var tables []*outbox.Table
+	tables, _, err := c.understand(ctx)
+	return tables, err
+}
+
+// errNotUnderstood keeps a check from being made that needs all tables: of a table that is not understood it is not
+// known what it is.
+var errNotUnderstood = errors.New("a source's table is not understood: see the check source-table")
+
+// allTables are the tables of all sources; one that is not understood is an error.
+func (c *checker) allTables(ctx context.Context) ([]*outbox.Table, error) {
+	tables, all, err := c.understand(ctx)
+	if err == nil && !all {
+		err = errNotUnderstood
+	}
+	return tables, err
+}
+
+func (c *checker) understand(ctx context.Context) (tables []*outbox.Table, all bool, err error) {
+	all = true
 	for _, source := range c.Sources {
 		if source.Table == "" {
 			continue
@@ -170,19 +200,12 @@ func (c *checker) tables(ctx context.Context) ([]*outbox.Table, error) {
 		case err == nil:
 			tables = append(tables, table)
 		case postgres.Code(err) != "" || postgres.Unavailable(err) || ctx.Err() != nil:
-			return nil, err
+			return nil, false, err
+		default:
+			all = false
 		}
 	}
-	return tables, nil
-}
-
-// dropSlot creates the slot again: what is unpublished in the tables is sent first then, so nothing is lost.
-func (c *checker) dropSlot(before ...string) *Fix {
-	return &Fix{
-		As:  "the relay's role, while no relay runs",
-		SQL: append(before, "SELECT pg_drop_replication_slot("+literal(c.Slot)+")"),
-		Do:  "start the relay: it creates the slot again and sends every unpublished row of the tables first",
-	}
+	return tables, all, nil
 }
 
 // fromSetup turns an error that names its own fix into a finding.
@@ -196,11 +219,10 @@ func fromSetup(err error, why string) (Finding, bool) {
 
 func quote(names ...string) string { return pgx.Identifier(names).Sanitize() }
 
-func literal(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }
-
+func identifier(table *outbox.Table) pgx.Identifier {
+	return pgx.Identifier{table.Source.Schema, table.Source.Table}
+}
 func relation(table *outbox.Table) string { return table.Source.Schema + "." + table.Source.Table }
-
-func quoted(table *outbox.Table) string { return quote(table.Source.Schema, table.Source.Table) }
 
 // size writes bytes for people.
 func size(bytes int64) string {

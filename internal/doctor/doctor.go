@@ -11,6 +11,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/backendstart/walpost/internal/advice"
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/migrations"
 )
@@ -51,8 +52,9 @@ type Finding struct {
 type Fix struct {
 	// As is who may run SQL, and where: "a superuser", "the owner of public.outbox".
 	As string `json:"as,omitempty"`
-	// SQL are statements, to be run one by one and outside of a transaction.
-	SQL []string `json:"sql,omitempty"`
+	// SQL are statements, to be run one by one and outside of a transaction, in the database that the report names. None
+	// touches what does not belong to this configuration.
+	SQL []advice.Statement `json:"sql,omitempty"`
 	// Restart means that the server must be restarted, after SQL if there is any.
 	Restart bool `json:"restart"`
 	// Do is what no SQL can: who must do what. With SQL, it comes afterwards.

@@ -57,7 +57,7 @@ func TestRights_thatArePrintedAreEnoughForARelay(t *testing.T) {
 	if len(found) != 1 || found[0].Level != doctor.Problem {
 		t.Fatalf("want one report, the doctor says%s", describe(found))
 	}
-	if sql := strings.Join(found[0].Fix.SQL, "; "); strings.Contains(sql, "SUPERUSER") || strings.Contains(sql, "OWNER") || strings.Contains(sql, "GRANT CREATE") {
+	if sql := statements(found[0].Fix); strings.Contains(sql, "SUPERUSER") || strings.Contains(sql, "OWNER") || strings.Contains(sql, "GRANT CREATE") {
 		t.Errorf("asks for more than is needed: %s", sql)
 	}
 	h.fix(found)
@@ -102,7 +102,7 @@ func TestRights_nameTheRoleOfAManagedService(t *testing.T) {
 	h := newHarness(t, testdb.NewServer(t, sound))
 	h.db.Exec("CREATE ROLE rds_replication NOLOGIN")
 	role := h.role("")
-	if found := h.check("rights"); !slices.Contains(found[0].Fix.SQL, `GRANT rds_replication TO "`+role+`"`) {
+	if found := h.check("rights"); !strings.Contains(statements(found[0].Fix), `GRANT rds_replication TO "`+role+`"`) {
 		t.Errorf("the doctor says%s", describe(found))
 	}
 }
@@ -229,7 +229,7 @@ func TestStandbySync_isFineOnceTheStandbyCopiesTheSlot(t *testing.T) {
 	execute(t, h.options.StandbyURL, fmt.Sprintf(`ALTER SYSTEM SET primary_conninfo = 'host=127.0.0.1 port=%d user=postgres password=%s dbname=postgres'`, primary.Port(), password))
 	for _, f := range found {
 		for _, sql := range f.Fix.SQL {
-			execute(t, h.options.StandbyURL, sql)
+			execute(t, h.options.StandbyURL, sql.String())
 		}
 	}
 	h.await("the standby has a copy that can be used", func() bool {
@@ -255,7 +255,7 @@ func TestStandbySync_isFineOnceTheStandbyCopiesTheSlot(t *testing.T) {
 		t.Fatalf("of an old primary the doctor says%s", describe(h.check("standby-sync")))
 	}
 	for _, sql := range found[0].Fix.SQL {
-		execute(t, h.options.StandbyURL, sql)
+		execute(t, h.options.StandbyURL, sql.String())
 	}
 	if found = h.check("standby-sync"); strings.Contains(describe(found), leftOver) {
 		t.Errorf("after what it printed the doctor says%s", describe(found))
@@ -392,7 +392,7 @@ func TestDoctor_judgesServersByTheirFacts(t *testing.T) {
 		}
 	}
 	for state, want := range map[string]doctor.Level{"": doctor.Problem, "synced": "", "temporary": doctor.Warning,
-		"left over": doctor.Problem, "rows_removed": doctor.Problem} {
+		"left over": doctor.Problem, "foreign": doctor.Problem, "rows_removed": doctor.Problem} {
 		var states []string
 		if state != "" {
 			states = []string{state}
@@ -402,7 +402,7 @@ func TestDoctor_judgesServersByTheirFacts(t *testing.T) {
 		}
 	}
 	found := doctor.JudgeStandbySlots(`here, "gone"`, []string{"here", "third"})
-	if level(found) != doctor.Problem || found[0].Fix.SQL[0] != "ALTER SYSTEM SET synchronized_standby_slots = 'here'" {
+	if level(found) != doctor.Problem || found[0].Fix.SQL[0].String() != "ALTER SYSTEM SET synchronized_standby_slots = 'here'" {
 		t.Errorf("the doctor says%s", describe(found))
 	}
 	if found := doctor.JudgeStandbySlots("here", []string{"here"}); found != nil {

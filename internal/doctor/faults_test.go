@@ -1,6 +1,7 @@
 package doctor_test
 
 import (
+	"context"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -230,7 +231,10 @@ var settingFaults = []fault{
 			execute(h.t, h.server.DSN("postgres"), "ALTER ROLE ALL SET track_activities = off")
 		}},
 	{name: "is off on the command line", check: "track-activities", level: doctor.Warning, says: "track_activities is off",
-		seed: arguments("-c track_activities=off"), do: arguments("")},
+		seed: func(h *harness) {
+			arguments("-c track_activities=off")(h)
+			h.t.Cleanup(func() { arguments("")(h) })
+		}},
 	{name: "is not set", check: "wal-keep-size", level: doctor.Warning, says: "is not set", seed: set("max_slot_wal_keep_size", "-1", false)},
 	{name: "is too small for the WAL that is written", check: "wal-keep-size", level: doctor.Warning, says: "max_slot_wal_keep_size is 16 MB, and ",
 		seed: then(set("max_slot_wal_keep_size", "'16MB'", false), run("SELECT pg_logical_emit_message(false, 'junk', repeat('x', 10000000))"))},
@@ -379,17 +383,21 @@ const makePublication = "CREATE PUBLICATION walpost FOR TABLE outbox WITH (publi
 
 var publicationFaults = []fault{
 	{name: "is gone", check: "publication", level: doctor.Problem, says: "does not exist, but the slot does",
-		seed: then((*harness).relay, run("DROP PUBLICATION walpost"))},
+		seed: then((*harness).relay, run("DROP PUBLICATION walpost")), do: (*harness).relay},
 	{name: "lack a source", check: "publication-tables", level: doctor.Problem, says: `lacks "public"."outbox"`,
 		seed: run("CREATE PUBLICATION walpost WITH (publish = 'insert')")},
-	{name: "are too many", check: "publication-tables", level: doctor.Problem, says: "no source: public.notifications",
-		seed: run("CREATE PUBLICATION walpost FOR TABLE outbox, notifications WITH (publish = 'insert')")},
+	{name: "are too many", check: "publication-tables", level: doctor.Problem, says: `no source: "public"."notifications"`,
+		seed: then((*harness).relay, run("ALTER PUBLICATION walpost ADD TABLE notifications"))},
+	{name: "are too many of one that no relay has read", check: "publication-tables", level: doctor.Problem, says: `no source: "public"."notifications"`,
+		seed: run("CREATE PUBLICATION walpost FOR TABLE outbox, notifications WITH (publish = 'insert')"), do: anotherPublication},
 	{name: "are all", check: "publication-tables", level: doctor.Problem, says: "has all tables",
-		seed: run("CREATE PUBLICATION walpost FOR ALL TABLES WITH (publish = 'insert')")},
+		seed: run("CREATE PUBLICATION walpost FOR ALL TABLES WITH (publish = 'insert')"), do: anotherPublication},
 	{name: "are those of a schema", check: "publication-tables", level: doctor.Problem, says: "all tables of schema public", from: 15,
-		seed: run("CREATE PUBLICATION walpost FOR TABLES IN SCHEMA public WITH (publish = 'insert')")},
+		seed: then((*harness).relay, run("ALTER PUBLICATION walpost ADD TABLES IN SCHEMA public"))},
+	{name: "are those of a schema of one that no relay has read", check: "publication-tables", level: doctor.Problem, says: "all tables of schema public", from: 15,
+		seed: run("CREATE PUBLICATION walpost FOR TABLES IN SCHEMA public WITH (publish = 'insert')"), do: anotherPublication},
 	{name: "are all, and there is a slot", check: "publication-tables", level: doctor.Problem, says: "has all tables",
-		seed: then((*harness).relay, run("DROP PUBLICATION walpost", "CREATE PUBLICATION walpost FOR ALL TABLES WITH (publish = 'insert')")), do: (*harness).relay},
+		seed: then((*harness).relay, run("DROP PUBLICATION walpost", "CREATE PUBLICATION walpost FOR ALL TABLES WITH (publish = 'insert')")), do: then(anotherPublication, (*harness).relay)},
 	{name: "lack inserts", check: "publication-operations", level: doctor.Problem, says: "does not publish inserts",
 		seed: run("CREATE PUBLICATION walpost FOR TABLE outbox WITH (publish = 'update')")},
 	{name: "are all", check: "publication-operations", level: doctor.Warning, says: "more than inserts",
@@ -403,10 +411,13 @@ var publicationFaults = []fault{
 	{name: "leaves a needed column out", check: "publication-filter", level: doctor.Problem, says: "only the columns id, payload", from: 15,
 		seed: run("CREATE PUBLICATION walpost FOR TABLE outbox (id, payload) WITH (publish = 'insert')")},
 	{name: "was altered", check: "publication-changed", level: doctor.Problem, says: "created again or altered",
-		seed: then((*harness).relay, run("ALTER PUBLICATION walpost DROP TABLE outbox", "ALTER PUBLICATION walpost ADD TABLE outbox"))},
+		seed: then((*harness).relay, run("ALTER PUBLICATION walpost DROP TABLE outbox", "ALTER PUBLICATION walpost ADD TABLE outbox")), do: (*harness).relay},
 	{name: "is younger than the slot", check: "publication-changed", level: doctor.Problem, says: "created again or altered",
-		seed: then((*harness).relay, run("DROP PUBLICATION walpost", makePublication))},
+		seed: then((*harness).relay, run("DROP PUBLICATION walpost", makePublication)), do: (*harness).relay},
 }
+
+// anotherPublication chooses a name that is free.
+func anotherPublication(h *harness) { h.options.Publication = "walpost_2" }
 
 func partitioned(h *harness) {
 	run("DROP TABLE outbox", `CREATE TABLE outbox (id bigserial, event_id text, event_type text, partition_key text, payload jsonb,
@@ -475,10 +486,10 @@ var slotFaults = []fault{
 			h.t.Fatal(err)
 		}
 	}, do: func(h *harness) { h.options.Slot += "_2" }},
-	{name: "is another program", check: "slot-reader", level: doctor.Problem, says: `another program reads the slot: "thief"`, seed: steal("thief"), do: func(*harness) {}},
-	{name: "is another program without a name", check: "slot-reader", level: doctor.Problem, says: "another program reads the slot: without a name", seed: steal(""), do: func(*harness) {}},
+	{name: "is another program", check: "slot-reader", level: doctor.Problem, says: `another program reads the slot: "thief"`, seed: steal("thief"), do: func(h *harness) { h.end() }},
+	{name: "is another program without a name", check: "slot-reader", level: doctor.Problem, says: "another program reads the slot: without a name", seed: steal(""), do: func(h *harness) { h.end() }},
 	{name: "is another program for a role that may little", check: "slot-reader", level: doctor.Problem, says: `"thief"`,
-		seed: then(steal("thief"), func(h *harness) { h.role("") }), do: func(*harness) {}},
+		seed: then(steal("thief"), func(h *harness) { h.role("") }), do: func(h *harness) { h.end() }},
 	{name: "was moved by hand", check: "slot-moved", level: doctor.Problem, says: "another program has moved",
 		seed: then((*harness).relay, func(h *harness) { h.wal(2) }, run("SELECT pg_replication_slot_advance('{db}', pg_current_wal_lsn())")), do: (*harness).relay},
 	{name: "is another one", check: "same-server", level: doctor.Problem, says: "the slot was read from server 42, timeline 1",
@@ -496,7 +507,7 @@ var slotFaults = []fault{
 	{name: "has a subscriber with more finished than secured", check: "positions", level: doctor.Problem, says: "more of it is said to be finished",
 		seed: then((*harness).relay, run("UPDATE walpost.subscribers SET finished_epoch = secured_epoch, finished_ordinal = secured_ordinal, finished_commit = secured_commit + 1")), do: (*harness).relay},
 	{name: "is not marked for failover", check: "failover-slot", level: doctor.Warning, says: "not marked for failover", from: 17,
-		seed: func(h *harness) { h.slot(h.db.Name, "pgoutput") }},
+		seed: then(run(makePublication), func(h *harness) { h.slot(h.db.Name, "pgoutput") }, (*harness).relay)},
 }
 
 // walFaults are of slots, and of what the whole server keeps for them.
@@ -505,12 +516,16 @@ var walFaults = []fault{
 		seed: then((*harness).relay, promoted), do: (*harness).relay},
 	{name: "is lost", check: "slot", level: doctor.Problem, says: "is lost",
 		seed: then((*harness).relay, lose), do: (*harness).relay},
+	{name: "is lost and was prepared by a person", check: "slot", level: doctor.Problem, says: "is lost: the server has removed WAL",
+		seed: then(run(makePublication), func(h *harness) { h.slot(h.db.Name, "pgoutput") }, (*harness).relay, lose), do: (*harness).relay},
+	{name: "is lost and no relay has read it", check: "slot", level: doctor.Warning, says: "walpost did not make it, and it is lost",
+		seed: then(func(h *harness) { h.slot(h.db.Name, "pgoutput") }, lose), do: func(h *harness) { h.options.Slot += "_2" }},
 	{name: "is near", check: "slot-danger", level: doctor.Warning, says: "is lost when",
 		seed: then((*harness).relay, set("max_slot_wal_keep_size", "'240MB'", false), func(h *harness) { h.wal(13) })},
 	{name: "is here", check: "slot-danger", level: doctor.Problem, says: "is lost when 0 bytes more",
 		seed: then((*harness).relay, func(h *harness) { h.wal(4) }, set("max_slot_wal_keep_size", "'16MB'", false))},
 	{name: "holds everything", check: "old-transaction", level: doctor.Warning, says: "has been open for",
-		seed: func(h *harness) { h.options.OldAfter = time.Millisecond; h.open("SELECT pg_current_xact_id()") }, do: func(*harness) {}},
+		seed: func(h *harness) { h.options.OldAfter = time.Millisecond; h.open("SELECT pg_current_xact_id()") }, do: func(h *harness) { h.end() }},
 	{name: "is prepared", check: "old-transaction", level: doctor.Warning, says: "prepared transaction",
 		seed: func(h *harness) {
 			h.options.OldAfter = time.Millisecond
@@ -520,14 +535,14 @@ var walFaults = []fault{
 					h.t.Fatal(err)
 				}
 			}
-		}},
+		}, do: run("ROLLBACK PREPARED 'half'")},
 	{name: "are forgotten", check: "other-slots", level: doctor.Warning, says: "has no reader and keeps",
-		seed: func(h *harness) { h.slot(h.db.Name+"_old", "test_decoding"); h.wal(4) }},
+		seed: func(h *harness) { h.slot(h.db.Name+"_old", "test_decoding"); h.wal(4) }, do: run("SELECT pg_drop_replication_slot('{db}_old')")},
 	{name: "is old", check: "catalog-xmin", level: doctor.Warning, says: "keeps rows of the catalogue alive",
 		seed: func(h *harness) {
 			h.slot(h.db.Name+"_old", "pgoutput")
 			burn(h)
-		}},
+		}, do: run("SELECT pg_drop_replication_slot('{db}_old')")},
 	{name: "is old in the relay's own slot", check: "catalog-xmin", level: doctor.Warning, says: "keeps rows of the catalogue alive",
 		seed: then((*harness).relay, burn), do: func(h *harness) {
 			h.await("the relay has caught up", func() bool {
@@ -568,7 +583,13 @@ func steal(name string) func(*harness) {
 		if err != nil {
 			h.t.Fatal(err)
 		}
-		h.t.Cleanup(func() { conn.Close(h.t.Context()) })
+		h.end = func() {
+			conn.Close(context.WithoutCancel(h.t.Context()))
+			h.await("the slot is free", func() bool {
+				return h.db.Int("SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1 AND active", h.db.Name) == 0
+			})
+		}
+		h.t.Cleanup(func() { conn.Close(context.WithoutCancel(h.t.Context())) })
 		if err := pglogrepl.StartReplication(h.t.Context(), conn, h.db.Name, 0, pglogrepl.StartReplicationOptions{
 			PluginArgs: []string{"proto_version '1'", "publication_names 'walpost'"}}); err != nil {
 			h.t.Fatal(err)
@@ -605,5 +626,10 @@ func (h *harness) open(sql string) {
 	}
 	if _, err := tx.Exec(h.t.Context(), sql); err != nil {
 		h.t.Fatal(err)
+	}
+	h.end = func() {
+		if err := tx.Rollback(h.t.Context()); err != nil {
+			h.t.Fatal(err)
+		}
 	}
 }

@@ -151,8 +151,7 @@ func checkMessages(ctx context.Context, c *checker) ([]Finding, error) {
 		}
 		found = append(found, warning("every role that can connect may write events of this source: PUBLIC has EXECUTE on "+strings.Join(open, " and "),
 			"subscribers get them, signed, like those of the service that the source belongs to",
-			&Fix{Do: "as a superuser, GRANT EXECUTE ON FUNCTION pg_catalog." + strings.TrimPrefix(open[len(open)-1], "pg_catalog.") + " TO the role of that service, and then, " +
-				"for each of these functions, REVOKE EXECUTE ON FUNCTION … FROM PUBLIC"}).about(source.Name))
+			&Fix{Do: "as a superuser, let the role of that service execute these functions, and then no longer PUBLIC; see first which other roles of the database call them. docs/doctor.md has the statements"}).about(source.Name))
 	}
 	return found, nil
 }

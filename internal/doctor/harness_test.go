@@ -254,7 +254,7 @@ func (h *harness) fix(findings []doctor.Finding) {
 			continue
 		}
 		for _, sql := range f.Fix.SQL {
-			execute(h.t, h.db.DSN, sql)
+			execute(h.t, h.db.DSN, sql.String())
 		}
 		restart = restart || f.Fix.Restart
 	}
@@ -276,6 +276,13 @@ func (h *harness) restart() {
 // command needs a connection of that kind.
 func execute(t *testing.T, dsn, sql string) {
 	t.Helper()
+	if err := tryToExecute(t, dsn, sql); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+}
+
+func tryToExecute(t *testing.T, dsn, sql string) error {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 20*time.Second) // for cleanups, too
 	defer cancel()
 	config, err := postgres.ConnConfig(dsn)
@@ -287,12 +294,20 @@ func execute(t *testing.T, dsn, sql string) {
 	}
 	conn, err := pgx.ConnectConfig(ctx, config)
 	if err != nil {
-		t.Fatal(postgres.ConnectError(err, dsn))
+		return postgres.ConnectError(err, dsn)
 	}
 	defer conn.Close(ctx)
-	if _, err := conn.Exec(ctx, sql, pgx.QueryExecModeSimpleProtocol); err != nil {
-		t.Fatalf("%s: %v", sql, err)
+	_, err = conn.Exec(ctx, sql, pgx.QueryExecModeSimpleProtocol)
+	return err
+}
+
+// statements are those of a fix, in one line.
+func statements(fix *doctor.Fix) string {
+	var texts []string
+	for _, sql := range fix.SQL {
+		texts = append(texts, sql.String())
 	}
+	return strings.Join(texts, "; ")
 }
 
 // describe writes findings for the message of a test.
@@ -301,7 +316,7 @@ func describe(findings []doctor.Finding) string {
 	for _, f := range findings {
 		text.WriteString("\n" + string(f.Level) + " " + f.Check + " " + f.Subject + ": " + f.Finding + " (" + f.Reason + ")")
 		if f.Fix != nil {
-			text.WriteString(" fix: " + strings.Join(f.Fix.SQL, "; ") + " " + f.Fix.Do)
+			text.WriteString(" fix: " + statements(f.Fix) + " " + f.Fix.Do)
 		}
 	}
 	return text.String()

@@ -4,14 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/backendstart/walpost/internal/advice"
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/slot"
 	"github.com/backendstart/walpost/internal/store"
-	"github.com/backendstart/walpost/internal/wal"
 )
 
 // publication is a row of pg_publication.
@@ -20,6 +21,8 @@ type publication struct {
 	insert, update, delete, truncate bool
 	viaRoot, allTables               bool
 	schemas                          []string // FOR TABLES IN SCHEMA, from 15 on
+
+	foreign string // why it can be another program's; "" where it is ours. Set by judgeOwner
 }
 
 func (c *checker) publication(ctx context.Context) (*publication, error) {
@@ -45,8 +48,96 @@ func (c *checker) publication(ctx context.Context) (*publication, error) {
 // owner is who may change the publication.
 const owner = "the owner of the publication and of the tables"
 
-func (c *checker) alter(what string) *Fix {
-	return &Fix{As: owner, SQL: []string{"ALTER PUBLICATION " + quote(c.Publication) + " " + what}}
+// change is the fix that a statement makes, or words where the publication can be another program's: altering it would
+// change what that program receives.
+func (p *publication) change(sql advice.Statement) *Fix {
+	if p.foreign != "" {
+		return &Fix{Do: fmt.Sprintf("choose another name with publication (WALPOST_PUBLICATION), and the relay makes that one; this one can be another program's: %s", p.foreign)}
+	}
+	return &Fix{As: owner, SQL: []advice.Statement{sql}}
+}
+
+// judgeOwner finds out whether the publication can be another program's, and of which tables it is. It is ours where
+// walpost has recorded that its slot reads it and no other slot of walpost's reads it too; or where it has tables of
+// our sources alone and the database has no slot by which another program could read it.
+func (c *checker) judgeOwner(ctx context.Context, p *publication) error {
+	tables, err := c.allTables(ctx)
+	if err != nil {
+		return err
+	}
+	there, err := store.HasSlots(ctx, c.tx)
+	if err != nil {
+		return err
+	}
+	var records []store.SlotRecord
+	if there {
+		if records, err = store.ListSlotRecords(ctx, c.tx); err != nil {
+			return err
+		}
+	}
+	recorded := false
+	names := []string{c.Slot}
+	for _, r := range records {
+		names = append(names, r.Name)
+		reads := strings.HasPrefix(r.Fingerprint.Publication, fmt.Sprintf("%d:", p.oid))
+		switch {
+		case reads && r.Name == c.Slot:
+			recorded = true
+		case reads:
+			p.foreign = fmt.Sprintf("slot %q of another relay reads it", r.Name)
+			return nil
+		}
+	}
+	if recorded {
+		return nil
+	}
+	extra, err := c.extraTables(ctx, p, tables)
+	if err != nil {
+		return err
+	}
+	if p.allTables || len(p.schemas) > 0 || len(extra) > 0 {
+		p.foreign = "it has tables of no source, and no relay has read it yet"
+		return nil
+	}
+	others, err := c.texts(ctx, `
+		SELECT slot_name::text FROM pg_catalog.pg_replication_slots
+		WHERE plugin = 'pgoutput' AND database = pg_catalog.current_database() AND slot_name::text <> ALL ($1) ORDER BY 1`, names)
+	if err != nil {
+		return err
+	}
+	if len(others) > 0 {
+		p.foreign = "no relay has read it yet, and this database has slots of other programs: " + list(others)
+	}
+	return nil
+}
+
+// extraTables are those of the publication that no source names.
+func (c *checker) extraTables(ctx context.Context, p *publication, tables []*outbox.Table) ([]pgx.Identifier, error) {
+	oids := []uint32{}
+	for _, table := range tables {
+		oids = append(oids, table.OID)
+	}
+	rows, err := c.tx.Query(ctx, `
+		SELECT n.nspname::text, c.relname::text
+		FROM pg_catalog.pg_publication_rel r JOIN pg_catalog.pg_class c ON c.oid = r.prrelid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+		WHERE r.prpubid = $1 AND c.oid <> ALL ($2::oid[])
+		  AND NOT EXISTS (SELECT FROM unnest($2::oid[]) AS o WHERE c.oid IN (SELECT relid FROM pg_catalog.pg_partition_ancestors(o)))
+		ORDER BY 1, 2`, p.oid, oids)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (pgx.Identifier, error) {
+		name := pgx.Identifier{"", ""}
+		return name, row.Scan(&name[0], &name[1])
+	})
+}
+
+func sanitized(names []pgx.Identifier) string {
+	var texts []string
+	for _, name := range names {
+		texts = append(texts, name.Sanitize())
+	}
+	return strings.Join(texts, ", ")
 }
 
 func checkPublication(ctx context.Context, c *checker) ([]Finding, error) {
@@ -61,29 +152,16 @@ func checkPublication(ctx context.Context, c *checker) ([]Finding, error) {
 	if slot == nil {
 		return []Finding{ok(fmt.Sprintf("there is no publication %q yet; the relay makes it", c.Publication))}, nil
 	}
-	tables, err := c.tables(ctx)
+	known, err := c.record(ctx)
 	if err != nil {
 		return nil, err
 	}
-	fix := c.dropSlot(wal.CreatePublication(c.Publication, identifiers(tables)))
-	fix.As = owner + ", while no relay runs"
+	fix := &Fix{Do: repairs}
+	if known == nil {
+		fix = &Fix{Do: "let the person who prepared the slot drop it, make the publication and then the slot; or choose another name with slot (WALPOST_SLOT), and the relay makes both"}
+	}
 	return []Finding{problem(fmt.Sprintf("publication %q does not exist, but the slot does", c.Publication),
 		"rows inserted meanwhile are not in the stream, and for what the slot has still to read the publication does not exist, even once it is made", fix)}, nil
-}
-
-// remake replaces a publication of too much. It does not exist for what an old slot has still to read.
-func (c *checker) remake(ctx context.Context, tables []*outbox.Table) (*Fix, error) {
-	sql := []string{"DROP PUBLICATION " + quote(c.Publication), wal.CreatePublication(c.Publication, identifiers(tables))}
-	slot, err := c.slot(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if slot == nil {
-		return &Fix{As: owner, SQL: sql}, nil
-	}
-	fix := c.dropSlot(sql...)
-	fix.As = owner + ", while no relay runs"
-	return fix, nil
 }
 
 const noSource = "the relay stops at the first row of a table that no source names: it may be an outbox that was renamed"
@@ -93,55 +171,59 @@ func checkPublicationTables(ctx context.Context, c *checker) ([]Finding, error) 
 	if err != nil || p == nil {
 		return nil, err
 	}
-	tables, err := c.tables(ctx)
+	if err := c.judgeOwner(ctx, p); err != nil {
+		return nil, err
+	}
+	tables, err := c.allTables(ctx)
 	if err != nil {
 		return nil, err
 	}
-	var oids []uint32
-	for _, table := range tables {
-		oids = append(oids, table.OID)
-	}
 	if p.allTables || len(p.schemas) > 0 {
-		what := "all tables"
-		if !p.allTables {
-			what = "all tables of schema " + strings.Join(p.schemas, ", ")
-		}
-		fix, err := c.remake(ctx, tables)
-		if err != nil {
-			return nil, err
+		what, fix := "all tables of schema "+strings.Join(p.schemas, ", "), p.change(advice.SetTables(c.Publication, identifiers(tables)))
+		if p.allTables { // there is no statement for less, and a publication that is dropped is dropped for everyone
+			what, fix = "all tables", &Fix{Do: "choose another name with publication (WALPOST_PUBLICATION), and the relay makes that one; drop this one only if no other program reads it"}
 		}
 		return []Finding{problem(fmt.Sprintf("publication %q has %s", c.Publication, what), noSource, fix)}, nil
 	}
 	var found []Finding
-	var absent []string
-	for i, table := range tables {
+	var absent []pgx.Identifier
+	for _, table := range tables {
 		var published bool
 		err := c.tx.QueryRow(ctx, `
 			SELECT EXISTS (SELECT FROM pg_catalog.pg_publication_rel r WHERE r.prpubid = $1
-			       AND (r.prrelid = $2 OR r.prrelid IN (SELECT relid FROM pg_catalog.pg_partition_ancestors($2::oid))))`, p.oid, oids[i]).Scan(&published)
+			       AND (r.prrelid = $2 OR r.prrelid IN (SELECT relid FROM pg_catalog.pg_partition_ancestors($2::oid))))`, p.oid, table.OID).Scan(&published)
 		if err != nil {
 			return nil, err
 		}
 		if !published {
-			absent = append(absent, quoted(table))
+			absent = append(absent, identifier(table))
 		}
 	}
 	if absent != nil {
-		found = append(found, problem(fmt.Sprintf("publication %q lacks %s", c.Publication, strings.Join(absent, ", ")), "their events are not in the stream", c.alter("ADD TABLE "+strings.Join(absent, ", "))))
+		found = append(found, problem(fmt.Sprintf("publication %q lacks %s", c.Publication, sanitized(absent)), "their events are not in the stream", p.change(advice.AddTables(c.Publication, absent))))
 	}
-	extra, err := c.texts(ctx, `
-		SELECT pg_catalog.format('%I.%I', n.nspname, c.relname)
-		FROM pg_catalog.pg_publication_rel r JOIN pg_catalog.pg_class c ON c.oid = r.prrelid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-		WHERE r.prpubid = $1 AND c.oid <> ALL ($2::oid[])
-		  AND NOT EXISTS (SELECT FROM unnest($2::oid[]) AS o WHERE c.oid IN (SELECT relid FROM pg_catalog.pg_partition_ancestors(o)))
-		ORDER BY 1`, p.oid, append([]uint32{}, oids...))
+	extra, err := c.extraTables(ctx, p, tables)
 	if err != nil {
 		return nil, err
 	}
 	if len(extra) > 0 {
-		found = append(found, problem(fmt.Sprintf("publication %q has tables that are no source: %s", c.Publication, strings.Join(extra, ", ")), noSource, c.alter("DROP TABLE "+strings.Join(extra, ", "))))
+		fix := p.change(advice.DropTables(c.Publication, extra))
+		known, err := c.record(ctx)
+		if err != nil {
+			return nil, err
+		}
+		// A source whose name was mistyped looks just like a table that was taken off the sources.
+		if known != nil && slices.ContainsFunc(extra, func(name pgx.Identifier) bool { return wasSource(known.Fingerprint, name) }) {
+			fix = &Fix{Do: "some of them were sources when a relay last ran: if the configuration leaves them out by mistake, correct it; else the owner of the publication takes them off it"}
+		}
+		found = append(found, problem(fmt.Sprintf("publication %q has tables that are no source: %s", c.Publication, sanitized(extra)), noSource, fix))
 	}
 	return found, nil
+}
+
+// wasSource reports whether a table was that of a source when a relay last ran.
+func wasSource(known store.Fingerprint, table pgx.Identifier) bool {
+	return slices.ContainsFunc(known.Sources, func(s store.PublishedSource) bool { return s.Schema == table[0] && s.Table == table[1] })
 }
 
 func checkPublicationOperations(ctx context.Context, c *checker) ([]Finding, error) {
@@ -149,14 +231,17 @@ func checkPublicationOperations(ctx context.Context, c *checker) ([]Finding, err
 	if err != nil || p == nil {
 		return nil, err
 	}
-	fix := c.alter("SET (publish = 'insert')")
-	switch {
-	case !p.insert:
-		return []Finding{problem(fmt.Sprintf("publication %q does not publish inserts", c.Publication), "an inserted row is an event, and there are none then", fix)}, nil
-	case p.update || p.delete || p.truncate:
-		return []Finding{warning(fmt.Sprintf("publication %q publishes more than inserts", c.Publication), "walpost's own marks and deletes come back to it and are thrown away; and marking needs a replica identity then", fix)}, nil
+	if p.insert && !p.update && !p.delete && !p.truncate {
+		return nil, nil
 	}
-	return nil, nil
+	if err := c.judgeOwner(ctx, p); err != nil {
+		return nil, err
+	}
+	fix := p.change(advice.PublishInserts(c.Publication))
+	if !p.insert {
+		return []Finding{problem(fmt.Sprintf("publication %q does not publish inserts", c.Publication), "an inserted row is an event, and there are none then", fix)}, nil
+	}
+	return []Finding{warning(fmt.Sprintf("publication %q publishes more than inserts", c.Publication), "walpost's own marks and deletes come back to it and are thrown away; and marking needs a replica identity then", fix)}, nil
 }
 
 func checkPublicationRoot(ctx context.Context, c *checker) ([]Finding, error) {
@@ -164,7 +249,10 @@ func checkPublicationRoot(ctx context.Context, c *checker) ([]Finding, error) {
 	if err != nil || p == nil || p.viaRoot {
 		return nil, err
 	}
-	tables, err := c.tables(ctx)
+	if err := c.judgeOwner(ctx, p); err != nil {
+		return nil, err
+	}
+	tables, err := c.allTables(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -176,7 +264,7 @@ func checkPublicationRoot(ctx context.Context, c *checker) ([]Finding, error) {
 		}
 		if partitioned {
 			found = append(found, problem(relation(table)+" is partitioned, and its rows are published under the names of the partitions",
-				"the relay knows the root as the source, and no partition", c.alter("SET (publish_via_partition_root = true)")).about(table.Source.Name))
+				"the relay knows the root as the source, and no partition", p.change(advice.PublishViaRoot(c.Publication))).about(table.Source.Name))
 		}
 	}
 	return found, nil
@@ -188,9 +276,20 @@ func checkPublicationFilter(ctx context.Context, c *checker) ([]Finding, error) 
 	if err != nil || p == nil || c.version < 150000 {
 		return nil, err
 	}
-	tables, err := c.tables(ctx)
+	if err := c.judgeOwner(ctx, p); err != nil {
+		return nil, err
+	}
+	tables, err := c.allTables(ctx)
 	if err != nil {
 		return nil, err
+	}
+	extra, err := c.extraTables(ctx, p, tables)
+	if err != nil {
+		return nil, err
+	}
+	fix := p.change(advice.SetTables(c.Publication, identifiers(tables)))
+	if len(extra) > 0 {
+		fix = &Fix{Do: "see the check publication-tables first"}
 	}
 	var found []Finding
 	for _, table := range tables {
@@ -206,11 +305,6 @@ func checkPublicationFilter(ctx context.Context, c *checker) ([]Finding, error) 
 		if err != nil {
 			return nil, err
 		}
-		names := quoted(table)
-		fix := &Fix{As: owner, SQL: []string{
-			"ALTER PUBLICATION " + quote(c.Publication) + " DROP TABLE " + names,
-			"ALTER PUBLICATION " + quote(c.Publication) + " ADD TABLE " + names,
-		}, Do: "see the check publication-changed then: rows that were left out are in the table"}
 		if filter != "" {
 			found = append(found, warning(fmt.Sprintf("rows of %s are left out unless %s", relation(table), filter), "they stay unpublished for ever, and no subscriber hears of them", fix).about(table.Source.Name))
 		}
@@ -237,8 +331,8 @@ func checkPublicationChanged(ctx context.Context, c *checker) ([]Finding, error)
 	if err != nil || p == nil { // the check publication has its say
 		return nil, err
 	}
-	found, err := c.slot(ctx)
-	if err != nil || found == nil {
+	there, err := c.slot(ctx)
+	if err != nil || there == nil {
 		return nil, err
 	}
 	tables, err := c.tables(ctx)
@@ -263,5 +357,5 @@ func checkPublicationChanged(ctx context.Context, c *checker) ([]Finding, error)
 		return nil, nil
 	}
 	return []Finding{problem("publication or tables were created again or altered since walpost last compared them: "+list(changed),
-		"rows inserted meanwhile may not be in the stream; they are in the table", c.dropSlot())}, nil
+		"rows inserted meanwhile may not be in the stream; they are in the table", &Fix{Do: repairs})}, nil
 }

@@ -6,6 +6,9 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/jackc/pgx/v5"
+
+	"github.com/backendstart/walpost/internal/advice"
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/wal"
@@ -14,10 +17,10 @@ import (
 // missing gathers what the role lacks, so that it is asked for once: people dislike to be sent three times.
 type missing struct {
 	what []string
-	sql  []string
+	sql  []advice.Statement
 }
 
-func (m *missing) add(what, sql string) {
+func (m *missing) add(what string, sql advice.Statement) {
 	m.what = append(m.what, what)
 	if !slices.Contains(m.sql, sql) {
 		m.sql = append(m.sql, sql)
@@ -90,9 +93,9 @@ func (c *checker) lacksReplication(ctx context.Context, m *missing) error {
 	if postgres.Code(err) != "42501" { // insufficient_privilege; the check replication-connection reports anything else
 		return nil
 	}
-	sql := "ALTER ROLE " + quote(c.streamingRole()) + " REPLICATION"
+	sql := advice.AllowReplication(c.streamingRole())
 	if rds { // RDS and Aurora: no role can set the attribute, rds_replication stands for it
-		sql = "GRANT rds_replication TO " + quote(c.streamingRole())
+		sql = advice.GrantReplicationRole(c.streamingRole())
 	}
 	m.add("REPLICATION", sql)
 	return nil
@@ -156,7 +159,6 @@ func (c *checker) lacksSource(ctx context.Context, m *missing, table *outbox.Tab
 // lacks checks rights on a table and for UPDATE of some of its columns. A table that is not there is
 // another check's affair.
 func (c *checker) lacks(ctx context.Context, m *missing, schema, table string, rights, updated []string) error {
-	name := quote(schema, table)
 	var exists, usage bool
 	err := c.tx.QueryRow(ctx, `
 		SELECT c.oid IS NOT NULL, pg_catalog.has_schema_privilege(n.oid, 'USAGE')
@@ -169,7 +171,7 @@ func (c *checker) lacks(ctx context.Context, m *missing, schema, table string, r
 	if !usage {
 		what := "USAGE on schema " + schema
 		if !slices.Contains(m.what, what) {
-			m.add(what, "GRANT USAGE ON SCHEMA "+quote(schema)+" TO "+quote(c.role))
+			m.add(what, advice.GrantOnSchema(schema, c.role))
 		}
 	}
 	has := func(query string, args ...any) (granted bool, err error) {
@@ -194,14 +196,11 @@ func (c *checker) lacks(ctx context.Context, m *missing, schema, table string, r
 			return err
 		}
 		if !granted {
-			columns = append(columns, quote(column))
+			columns = append(columns, column)
 		}
 	}
-	if columns != nil {
-		wanted = append(wanted, "UPDATE ("+strings.Join(columns, ", ")+")")
-	}
-	if wanted != nil {
-		m.add(strings.Join(wanted, ", ")+" on "+schema+"."+table, "GRANT "+strings.Join(wanted, ", ")+" ON "+name+" TO "+quote(c.role))
+	if wanted != nil || columns != nil {
+		m.add(advice.Rights(wanted, columns)+" on "+schema+"."+table, advice.GrantOnTable(wanted, columns, pgx.Identifier{schema, table}, c.role))
 	}
 	return nil
 }
@@ -225,7 +224,7 @@ func (c *checker) lacksPublication(ctx context.Context, m *missing, tables []*ou
 		owner = owner && owns
 	}
 	if !create || !owner {
-		m.add("the right to make publication "+c.Publication+" (CREATE on the database, and owning the tables)", wal.CreatePublication(c.Publication, identifiers(tables)))
+		m.add("the right to make publication "+c.Publication+" (CREATE on the database, and owning the tables)", advice.CreatePublication(c.Publication, identifiers(tables)))
 	}
 	return nil
 }
@@ -244,7 +243,7 @@ func checkRowSecurity(ctx context.Context, c *checker) ([]Finding, error) {
 		if active {
 			found = append(found, problem(fmt.Sprintf("row level security of %s applies to role %q", relation(table), c.role),
 				"a policy could hide rows that wait, so the relay refuses to read the table",
-				&Fix{As: "a superuser", SQL: []string{"ALTER ROLE " + quote(c.role) + " BYPASSRLS"}}).about(table.Source.Name))
+				&Fix{As: "a superuser", SQL: []advice.Statement{advice.BypassRowSecurity(c.role)}}).about(table.Source.Name))
 		}
 	}
 	return found, nil

@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/backendstart/walpost/internal/advice"
 )
 
 // sequence gives the numbers of a column of one of walpost's tables.
@@ -37,8 +39,8 @@ func (c *checker) sequences(ctx context.Context) ([]sequence, error) {
 }
 
 // grantRead lets the role read where a sequence stands. Identity columns are filled without that right.
-func (c *checker) grantRead(s sequence) string {
-	return "GRANT SELECT ON SEQUENCE " + quote("walpost", s.name) + " TO " + quote(c.role)
+func (c *checker) grantRead(s sequence) advice.Statement {
+	return advice.GrantOnSequence(pgx.Identifier{"walpost", s.name}, c.role)
 }
 
 // checkSequences compares the sequences of walpost's tables with the numbers that the tables have: a restore or a
@@ -54,7 +56,7 @@ func checkSequences(ctx context.Context, c *checker) ([]Finding, error) {
 		if !s.readable {
 			f := unknown("the role may not read the sequence of "+table+"."+s.column,
 				"a sequence that stands behind its table gives numbers that are taken").about("walpost." + s.table)
-			f.Fix = &Fix{As: "the owner of " + table, SQL: []string{c.grantRead(s)}}
+			f.Fix = &Fix{As: "the owner of " + table, SQL: []advice.Statement{c.grantRead(s)}}
 			found = append(found, f)
 			continue
 		}
@@ -67,8 +69,8 @@ func checkSequences(ctx context.Context, c *checker) ([]Finding, error) {
 		}
 		found = append(found, problem(fmt.Sprintf("the sequence of %s.%s stands at %d, the table has %d", table, s.column, s.last, highest),
 			"what people change is refused without its note, or not seen by the relay, until the numbers grow again; a restore or a copy of the rows alone leaves it so",
-			&Fix{As: "the owner of " + table, SQL: []string{fmt.Sprintf("SELECT pg_catalog.setval(pg_catalog.pg_get_serial_sequence('%s', '%s'), (SELECT pg_catalog.max(%s) FROM %s))",
-				table, s.column, quote(s.column), table)}}).about("walpost."+s.table))
+			&Fix{As: "the owner of " + table, SQL: []advice.Statement{
+				advice.AdvanceSequence(pgx.Identifier{"walpost", s.table}, pgx.Identifier{"walpost", s.name}, s.column)}}).about("walpost."+s.table))
 	}
 	return found, nil
 }

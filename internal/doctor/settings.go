@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/backendstart/walpost/internal/advice"
 	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/store"
 )
@@ -19,13 +20,14 @@ type setting struct {
 	name, value, source string
 	restart             bool // it changes only with a restart
 	pending             bool // it was changed, and waits for that restart
+	ofRole              bool // a role can have it
 }
 
 // setting returns nil where the server's version does not know it.
 func (c *checker) setting(ctx context.Context, name string) (*setting, error) {
 	s := setting{name: name}
-	err := c.tx.QueryRow(ctx, `SELECT setting, source, context = 'postmaster', pending_restart FROM pg_catalog.pg_settings WHERE name = $1`, name).
-		Scan(&s.value, &s.source, &s.restart, &s.pending)
+	err := c.tx.QueryRow(ctx, `SELECT setting, source, context = 'postmaster', pending_restart, context IN ('user', 'superuser') FROM pg_catalog.pg_settings WHERE name = $1`, name).
+		Scan(&s.value, &s.source, &s.restart, &s.pending, &s.ofRole)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
 	}
@@ -43,30 +45,25 @@ func (s *setting) number() int64 {
 // superuser is who changes a setting.
 const superuser = "a superuser; at a managed service, in its parameters"
 
-// set changes a setting where it was set: what a role, a database, a connection or the command line says wins
-// over the configuration.
+// set changes a setting. One that a role can have is set for the relay's role in this database: that wins over the
+// configuration, the command line, the database and all roles, and changes nothing for other programs. Any other is a
+// matter of the whole server.
 // (PostgreSQL manual, "pg_settings"; the words of source are those of GucSource_Names in its guc_tables.c)
 func (c *checker) set(s *setting, value string) *Fix {
-	switch s.source {
-	case "client", "session": // a pooler sends what it is to set as the one, or as a SET
+	switch {
+	case s.source == "client" || s.source == "session": // a pooler sends what it is to set as the one, or as a SET
 		return &Fix{Do: fmt.Sprintf("database_url (WALPOST_DATABASE_URL), PGOPTIONS or the connect settings of a pooler in between (connect_query of PgBouncer) set %s for the sessions of walpost, which wins over everything: take it out there", s.name)}
-	case "global":
-		return &Fix{As: superuser, SQL: []string{"ALTER ROLE ALL RESET " + s.name}}
-	case "user":
-		return &Fix{As: superuser, SQL: []string{"ALTER ROLE " + quote(c.role) + " RESET " + s.name}}
-	case "database":
-		return &Fix{As: superuser, SQL: []string{"ALTER DATABASE " + quote(c.database) + " RESET " + s.name}}
-	case "database user":
-		return &Fix{As: superuser, SQL: []string{"ALTER ROLE " + quote(c.role) + " IN DATABASE " + quote(c.database) + " RESET " + s.name}}
-	case "command line":
-		return &Fix{Restart: true, Do: fmt.Sprintf("the server is started with %s on its command line, which wins over everything: change it there to %s", s.name, value)}
+	case s.ofRole:
+		return &Fix{As: superuser, SQL: []advice.Statement{advice.SetForRole(s.name, value, c.role, c.database)}}
+	case s.source == "command line":
+		return &Fix{Restart: true, Do: fmt.Sprintf("the server is started with %s on its command line, which wins over its configuration: change it there to %s", s.name, value)}
 	}
 	if s.pending {
 		return &Fix{Restart: true, Do: "the new value waits for the restart, if it is the right one: " + value}
 	}
-	fix := &Fix{As: superuser, SQL: []string{"ALTER SYSTEM SET " + s.name + " = " + literal(value)}, Restart: s.restart}
+	fix := &Fix{As: superuser, SQL: []advice.Statement{advice.SetForServer(s.name, value)}, Restart: s.restart}
 	if !s.restart {
-		fix.SQL = append(fix.SQL, "SELECT pg_reload_conf()")
+		fix.SQL = append(fix.SQL, advice.Reload())
 	}
 	return fix
 }
@@ -84,7 +81,7 @@ func checkWALLevel(ctx context.Context, c *checker) ([]Finding, error) {
 }
 
 func checkFreeSlots(ctx context.Context, c *checker) ([]Finding, error) {
-	slot, err := c.slot(ctx)
+	slot, err := c.slotOfName(ctx)
 	if err != nil || slot != nil {
 		return nil, err
 	}
@@ -97,7 +94,7 @@ func checkFreeSlots(ctx context.Context, c *checker) ([]Finding, error) {
 		return nil, err
 	}
 	fix := c.set(most, strconv.FormatInt(most.number()+4, 10))
-	fix.Do = joined(fix.Do, "or, without a restart, drop a slot that no program needs: SELECT pg_drop_replication_slot('…')")
+	fix.Do = joined(fix.Do, "or, without a restart, drop a slot that no program needs")
 	return []Finding{problem(fmt.Sprintf("all %d replication slots of the server are in use: %s", most.number(), list(names)), "the relay cannot make its slot", fix)}, nil
 }
 
@@ -138,6 +135,12 @@ const (
 	longOutage  = 12 * time.Hour
 )
 
+// mostRetained asks for the most WAL that any slot of the server keeps, in bytes.
+const mostRetained = `
+	SELECT coalesce(max(pg_catalog.pg_wal_lsn_diff(CASE WHEN pg_catalog.pg_is_in_recovery()
+	           THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_lsn() END, restart_lsn)), 0)::bigint
+	FROM pg_catalog.pg_replication_slots WHERE coalesce(wal_status, '') <> 'lost'`
+
 // keepFor is what max_slot_wal_keep_size should be at a rate, in whole GB.
 func keepFor(rate float64, atLeast int64) string {
 	bytes := max(int64(rate*longOutage.Seconds()), atLeast, 10<<30)
@@ -153,7 +156,12 @@ func checkWALKeepSize(ctx context.Context, c *checker) ([]Finding, error) {
 	if err != nil {
 		return nil, err
 	}
-	fix := c.set(keep, keepFor(rate, 0))
+	// The setting is the whole server's: less than a slot of another program keeps would take that slot away.
+	var most int64
+	if err := c.tx.QueryRow(ctx, mostRetained).Scan(&most); err != nil {
+		return nil, fmt.Errorf("measure what slots keep: %w", err)
+	}
+	fix := c.set(keep, keepFor(rate, 2*most))
 	bytes := keep.number() << 20
 	switch {
 	case keep.number() < 0:
@@ -180,7 +188,11 @@ func checkWALBudget(ctx context.Context, c *checker) ([]Finding, error) {
 	fix := &Fix{Do: "set wal_budget (WALPOST_WAL_BUDGET) to auto, which is half of what the server keeps"}
 	if c.WALBudget < 1<<50 {
 		budget = size(c.WALBudget)
-		fix = c.set(keep, keepFor(0, 2*c.WALBudget))
+		var most int64
+		if err := c.tx.QueryRow(ctx, mostRetained).Scan(&most); err != nil {
+			return nil, fmt.Errorf("measure what slots keep: %w", err)
+		}
+		fix = c.set(keep, keepFor(0, 2*max(c.WALBudget, most)))
 		fix.Do = joined(fix.Do, "or set wal_budget (WALPOST_WAL_BUDGET) to auto, which is half of what the server keeps")
 	}
 	return []Finding{warning(fmt.Sprintf("wal_budget is %s, but the server keeps no more than %s for a slot", budget, size(bytes)),

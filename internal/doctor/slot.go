@@ -10,11 +10,15 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/backendstart/walpost/internal/advice"
 	"github.com/backendstart/walpost/internal/store"
 )
 
+// repairs is what a relay does by itself about a slot that cannot be trusted.
+const repairs = "start the relay, or restart it: it repairs the slot and sends every unpublished row of the tables first"
+
 func checkSlot(ctx context.Context, c *checker) ([]Finding, error) {
-	slot, err := c.slot(ctx)
+	slot, err := c.slotOfName(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -22,28 +26,34 @@ func checkSlot(ctx context.Context, c *checker) ([]Finding, error) {
 	if err != nil {
 		return nil, err
 	}
+	if slot != nil {
+		if err := slot.Check(); err != nil {
+			if f, isSetup := fromSetup(err, "it is another program's, and the relay touches no slot that is not its own"); isSetup {
+				return []Finding{f}, nil
+			}
+			return nil, err
+		}
+	}
 	switch {
 	case slot == nil && known == nil:
 		return []Finding{ok(fmt.Sprintf("there is no slot %q yet; the relay makes it", c.Slot))}, nil
 	case known != nil && known.State == store.SlotCreating:
 		return []Finding{ok(fmt.Sprintf("slot %q is being made, or will be at the next start of the relay", c.Slot))}, nil
 	case slot == nil:
-		return []Finding{warning(fmt.Sprintf("slot %q is gone", c.Slot), "the WAL since it was last confirmed may be gone, too; what is unpublished is in the tables",
-			&Fix{Do: "start the relay: it creates the slot again and sends every unpublished row of the tables first"})}, nil
-	}
-	if err := slot.Check(); err != nil {
-		if f, isSetup := fromSetup(err, "the relay touches no slot that is not its own"); isSetup {
-			return []Finding{f}, nil
-		}
-		return nil, err
-	}
-	switch {
-	case slot.Lost():
-		return []Finding{problem(strings.TrimSpace(fmt.Sprintf("slot %q is lost: the server has removed WAL that it needed %s", c.Slot, slot.Invalidation)),
-			"it can never be read again; what is unpublished is in the tables", c.dropSlot())}, nil
+		return []Finding{warning(fmt.Sprintf("slot %q is gone", c.Slot), "the WAL since it was last confirmed may be gone, too; what is unpublished is in the tables", &Fix{Do: repairs})}, nil
 	case known == nil:
-		return []Finding{warning(fmt.Sprintf("slot %q is there, but walpost did not make it", c.Slot), "a person prepared it, or another program uses the name",
-			&Fix{Do: "if it was prepared for walpost, nothing; else choose another name with slot (WALPOST_SLOT)"})}, nil
+		text := fmt.Sprintf("slot %q is there, but walpost did not make it", c.Slot)
+		if slot.Lost() {
+			text += fmt.Sprintf(", and it is lost: %s", slot.LostReason())
+		}
+		return []Finding{warning(text, "a person prepared it, or another program uses the name",
+			&Fix{Do: "if it was prepared for walpost, nothing (a lost one must be made again); else choose another name with slot (WALPOST_SLOT)"})}, nil
+	case slot.Lost():
+		fix := &Fix{Do: repairs}
+		if !known.Ours { // the relay drops no slot that it did not make
+			fix = &Fix{As: "the relay's role, while no relay runs", SQL: []advice.Statement{advice.DropSlot(c.Slot), advice.CreateSlot(c.Slot)}, Do: repairs}
+		}
+		return []Finding{problem(fmt.Sprintf("slot %q is lost: %s", c.Slot, slot.LostReason()), "it can never be read again; what is unpublished is in the tables", fix)}, nil
 	}
 	return nil, nil
 }
@@ -54,8 +64,8 @@ func checkSlotReader(ctx context.Context, c *checker) ([]Finding, error) {
 	if err != nil || slot == nil || !slot.Active {
 		return nil, err
 	}
-	var name string
-	err = c.tx.QueryRow(ctx, `SELECT coalesce(application_name, '') FROM pg_catalog.pg_stat_activity WHERE pid = $1`, slot.ActivePID).Scan(&name)
+	var name, role string
+	err = c.tx.QueryRow(ctx, `SELECT coalesce(application_name, ''), coalesce(usename::text, '?') FROM pg_catalog.pg_stat_activity WHERE pid = $1`, slot.ActivePID).Scan(&name, &role)
 	if errors.Is(err, pgx.ErrNoRows) { // it has left meanwhile
 		return nil, nil
 	}
@@ -67,9 +77,8 @@ func checkSlotReader(ctx context.Context, c *checker) ([]Finding, error) {
 	} else {
 		name = strconv.Quote(name)
 	}
-	return []Finding{problem(fmt.Sprintf("another program reads the slot: %s, pid %d", name, slot.ActivePID), "what it confirms is gone for walpost, and walpost cannot start while it reads",
-		&Fix{As: "the role of that program, or a member of pg_signal_backend", SQL: []string{"SELECT pg_terminate_backend(" + strconv.Itoa(slot.ActivePID) + ", 5000)"},
-			Do: "stop that program, or it comes back; or choose another name with slot (WALPOST_SLOT)"})}, nil
+	return []Finding{problem(fmt.Sprintf("another program reads the slot: %s of role %q, pid %d", name, role, slot.ActivePID), "what it confirms is gone for walpost, and walpost cannot start while it reads",
+		&Fix{Do: "stop that program if it reads the slot by mistake (its session is in pg_stat_activity); or choose another name with slot (WALPOST_SLOT)"})}, nil
 }
 
 // checkSlotMoved relies on the order of the two reads: the record only grows, and is written before the slot
@@ -84,10 +93,10 @@ func checkSlotMoved(ctx context.Context, c *checker) ([]Finding, error) {
 		return nil, err
 	}
 	if slot.Confirmed <= known.Confirmed {
-		return nil, nil
+		return nil, err
 	}
 	return []Finding{problem(fmt.Sprintf("the slot stands at %v, beyond the %v that walpost recorded: another program has moved or created it", slot.Confirmed, known.Confirmed),
-		"events in between are not in the stream any more; what is unpublished is in the tables", c.dropSlot())}, nil
+		"events in between are not in the stream any more; what is unpublished is in the tables", &Fix{Do: repairs})}, nil
 }
 
 func checkSameServer(ctx context.Context, c *checker) ([]Finding, error) {
@@ -113,7 +122,7 @@ func checkSameServer(ctx context.Context, c *checker) ([]Finding, error) {
 		return nil, err
 	}
 	return []Finding{problem(fmt.Sprintf("the slot was read from server %s, timeline %d; this is %s, timeline %d", known.SystemID, known.Timeline, system, timeline),
-		"after a failover or a restore the slot may stand beyond events that this server's tables still have to send", c.dropSlot())}, nil
+		"after a failover or a restore the slot may stand beyond events that this server's tables still have to send", &Fix{Do: repairs})}, nil
 }
 
 // checkPositions finds positions that a relay would not believe.
@@ -195,8 +204,7 @@ func checkOldTransactions(ctx context.Context, c *checker) ([]Finding, error) {
 	}
 	_, err = pgx.ForEachRow(rows, []any{&pid, &role, &state, &age}, func() error {
 		found = append(found, warning(fmt.Sprintf("a transaction of role %q has been open for %v (%s)", role, age.Round(time.Second), state), why,
-			&Fix{As: "that role, or a member of pg_signal_backend", SQL: []string{"SELECT pg_terminate_backend(" + strconv.Itoa(pid) + ", 5000)"},
-				Do: "see first what it does: SELECT * FROM pg_stat_activity WHERE pid = " + strconv.Itoa(pid)}).about("pid "+strconv.Itoa(pid)))
+			&Fix{Do: fmt.Sprintf("find out what it does (SELECT * FROM pg_stat_activity WHERE pid = %d), and let the program that began it end it", pid)}).about("pid "+strconv.Itoa(pid)))
 		return nil
 	})
 	if err != nil {
@@ -211,8 +219,7 @@ func checkOldTransactions(ctx context.Context, c *checker) ([]Finding, error) {
 	}
 	_, err = pgx.ForEachRow(rows, []any{&gid, &role, &age}, func() error {
 		found = append(found, warning(fmt.Sprintf("a prepared transaction of role %q has waited for %v", role, age.Round(time.Second)), why,
-			&Fix{As: "that role or a superuser, in the transaction's database", SQL: []string{"ROLLBACK PREPARED " + literal(gid)},
-				Do: "or COMMIT PREPARED: its transaction manager should know which"}).about(gid))
+			&Fix{Do: "let its transaction manager commit it or roll it back; it is in pg_prepared_xacts"}).about(gid))
 		return nil
 	})
 	return found, err
@@ -240,8 +247,7 @@ func checkOtherSlots(ctx context.Context, c *checker) ([]Finding, error) {
 	var held int64
 	_, err = pgx.ForEachRow(rows, []any{&name, &of, &held}, func() error {
 		found = append(found, warning(fmt.Sprintf("slot %q (%s) has no reader and keeps %s of WAL", name, of, size(held)), "it fills the disk that all of the server stands on",
-			&Fix{As: "a superuser, or a role with REPLICATION", SQL: []string{"SELECT pg_drop_replication_slot(" + literal(name) + ")"},
-				Do: "drop it only if no program needs it any more; else start its reader"}).about(name))
+			&Fix{Do: "start its reader, or drop the slot if no program needs it any more: the doctor cannot know"}).about(name))
 		return nil
 	})
 	return found, err
@@ -270,8 +276,7 @@ func checkCatalogXmin(ctx context.Context, c *checker) ([]Finding, error) {
 		case name == c.Slot && !active:
 			fix = &Fix{Do: "start the relay"}
 		case !active:
-			fix = &Fix{As: "a superuser, or a role with REPLICATION", SQL: []string{"SELECT pg_drop_replication_slot(" + literal(name) + ")"},
-				Do: "drop it only if no program needs it any more; else start its reader"}
+			fix = &Fix{Do: "start its reader, or drop the slot if no program needs it any more: the doctor cannot know"}
 		}
 		found = append(found, warning(fmt.Sprintf("slot %q keeps rows of the catalogue alive that died %d transactions ago", name, age),
 			fmt.Sprintf("dead rows cannot be removed meanwhile; at %d transactions vacuums are forced, and much later the server refuses writes", limit.number()), fix).about(name))

@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/backendstart/walpost/internal/advice"
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/postgres"
 )
@@ -16,7 +17,7 @@ import (
 func identifiers(tables []*outbox.Table) []pgx.Identifier {
 	names := make([]pgx.Identifier, len(tables))
 	for i, table := range tables {
-		names[i] = pgx.Identifier{table.Source.Schema, table.Source.Table}
+		names[i] = identifier(table)
 	}
 	return names
 }
@@ -44,7 +45,7 @@ func checkSourceTables(ctx context.Context, c *checker) ([]Finding, error) {
 		}
 		if !permanent {
 			found = append(found, problem(relation(table)+" is unlogged or temporary", "its rows are not in the WAL, and do not survive a crash",
-				&Fix{As: "the owner of " + relation(table), SQL: []string{"ALTER TABLE " + quoted(table) + " SET LOGGED"}}).about(source.Name))
+				&Fix{As: "the owner of " + relation(table), SQL: []advice.Statement{advice.SetLogged(identifier(table))}}).about(source.Name))
 		}
 	}
 	return found, nil
@@ -67,11 +68,7 @@ func checkSourceRepair(ctx context.Context, c *checker) ([]Finding, error) {
 		switch {
 		case table.Published == "":
 			found = append(found, warning(relation(table)+" has no column that says which rows were published", why,
-				&Fix{As: "the owner of " + relation(table), SQL: []string{
-					// What is there counts as published; what comes waits.
-					"ALTER TABLE " + quoted(table) + " ADD COLUMN published_at timestamptz DEFAULT now()",
-					"ALTER TABLE " + quoted(table) + " ALTER COLUMN published_at DROP DEFAULT",
-				}, Do: "restart the relay; only rows that come afterwards can be repaired"}).about(table.Source.Name))
+				&Fix{As: "the owner of " + relation(table), SQL: []advice.Statement{advice.AddPublishedColumn(identifier(table))}, Do: "restart the relay; only rows that come afterwards can be repaired"}).about(table.Source.Name))
 		case !table.Source.Mark:
 			found = append(found, warning("mark is off, so walpost does not mark what it has delivered", "after a lost slot every row that no other program has marked is sent again",
 				&Fix{Do: "set mark: auto, unless another program marks the rows"}).about(table.Source.Name))
@@ -97,7 +94,7 @@ func checkEventIDs(ctx context.Context, c *checker) ([]Finding, error) {
 		}
 		if len(receivers) > 0 && table.NumberedIDs() {
 			found = append(found, warning(fmt.Sprintf("the event ids of %s are numbers, and go to %s", relation(table), strings.Join(receivers, ", ")),
-				"after TRUNCATE … RESTART IDENTITY, a DELETE or a sequence that was set back they come again; walpost delivers them as other events, and a receiver that dedupes on the id drops them",
+				"after a TRUNCATE that restarts identities, a DELETE or a sequence that was set back they come again; walpost delivers them as other events, and a receiver that dedupes on the id drops them",
 				&Fix{Do: "map columns.id to a column whose values never come again (UUID, ULID), or let the receivers dedupe on the id and a time in the payload; then this warning may stay"}).about(table.Source.Name))
 		}
 	}
@@ -137,7 +134,7 @@ func checkReplicaIdentity(ctx context.Context, c *checker) ([]Finding, error) {
 		_, err = pgx.ForEachRow(rows, []any{&schema, &name, &publications}, func() error {
 			found = append(found, problem(fmt.Sprintf("%s.%s has no replica identity, and updates of it are published by %s", schema, name, publications),
 				"the server refuses updates of such a table, so no row can be marked and nothing is confirmed",
-				&Fix{As: "the owner of the table", SQL: []string{"ALTER TABLE " + quote(schema, name) + " REPLICA IDENTITY FULL"},
+				&Fix{As: "the owner of the table", SQL: []advice.Statement{advice.SetReplicaIdentity(pgx.Identifier{schema, name})},
 					Do: "better still, give the table a primary key, or take it off that publication"}).about(table.Source.Name))
 			return nil
 		})
@@ -176,7 +173,7 @@ func checkTableBloat(ctx context.Context, c *checker) ([]Finding, error) {
 	var dead, live int64
 	_, err = pgx.ForEachRow(rows, []any{&schema, &name, &dead, &live}, func() error {
 		found = append(found, warning(fmt.Sprintf("about %d dead rows and %d live ones", dead, live), "every read of the table passes over them; autovacuum is off, too slow, or held up by an old transaction or slot",
-			&Fix{As: "the owner of " + schema + "." + name, SQL: []string{"VACUUM (ANALYZE) " + quote(schema, name)},
+			&Fix{As: "the owner of " + schema + "." + name, SQL: []advice.Statement{advice.Vacuum(pgx.Identifier{schema, name})},
 				Do: "if they are not gone then, see the checks old-transaction and catalog-xmin"}).about(schema+"."+name))
 		return nil
 	})

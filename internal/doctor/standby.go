@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/backendstart/walpost/internal/advice"
 	"github.com/backendstart/walpost/internal/postgres"
 )
 
@@ -20,14 +21,25 @@ func checkFailoverSlot(ctx context.Context, c *checker) ([]Finding, error) {
 	if c.version < failoverSlots {
 		return []Finding{ok(beforeFailoverSlots)}, nil
 	}
-	failover, err := c.texts(ctx, `
-		SELECT to_jsonb(s)->>'failover' FROM pg_catalog.pg_replication_slots s WHERE slot_name = $1 AND NOT pg_catalog.pg_is_in_recovery()`, c.Slot)
+	slot, err := c.slot(ctx)
+	if err != nil || slot == nil || c.recovery {
+		return nil, err
+	}
+	known, err := c.record(ctx)
+	if err != nil {
+		return nil, err
+	}
+	failover, err := c.texts(ctx, `SELECT to_jsonb(s)->>'failover' FROM pg_catalog.pg_replication_slots s WHERE slot_name = $1`, c.Slot)
 	if err != nil || len(failover) == 0 || failover[0] == "true" {
 		return nil, err
 	}
-	return []Finding{warning("the slot is not marked for failover", "no standby keeps a copy of it; after a failover the relay must begin again from the tables", &Fix{
-		As:  "the relay's role on a replication connection (psql 'replication=database …'), while no relay runs",
-		SQL: []string{"ALTER_REPLICATION_SLOT " + quote(c.Slot) + " (FAILOVER true)"}})}, nil
+	fix := &Fix{Do: "walpost has not used this slot yet; if it was prepared for walpost, let it be marked for failover by the person who prepared it"}
+	if known != nil {
+		fix = &Fix{
+			As:  "the relay's role on a replication connection (psql 'replication=database …'), while no relay runs",
+			SQL: []advice.Statement{advice.MarkForFailover(c.Slot)}}
+	}
+	return []Finding{warning("the slot is not marked for failover", "no standby keeps a copy of it; after a failover the relay must begin again from the tables", fix)}, nil
 }
 
 // checkStandbySlots finds names in synchronized_standby_slots that hold the stream back for ever.
@@ -123,7 +135,7 @@ func (c *checker) checkStandby(ctx context.Context) ([]Finding, error) {
 	}
 	if name.value == "" {
 		found = append(found, problem("primary_slot_name is not set on the standby", "slots are copied only by a standby that has a physical slot of its own on the primary",
-			&Fix{As: at, Do: "make a physical slot on the primary (SELECT pg_create_physical_replication_slot('standby')), and set primary_slot_name to it on the standby"}))
+			&Fix{As: at, Do: "make a physical slot on the primary with pg_create_physical_replication_slot, and set primary_slot_name to it on the standby"}))
 	}
 	conninfo, err := c.setting(ctx, "primary_conninfo") // shown to members of pg_read_all_settings only
 	if err != nil {
@@ -134,7 +146,8 @@ func (c *checker) checkStandby(ctx context.Context) ([]Finding, error) {
 	}
 	slots, err := c.texts(ctx, `
 		SELECT CASE WHEN to_jsonb(s)->>'synced' = 'true' AND NOT temporary AND to_jsonb(s)->>'invalidation_reason' IS NULL THEN 'synced'
-		            WHEN to_jsonb(s)->>'synced' = 'false' THEN 'left over'
+		            WHEN to_jsonb(s)->>'synced' = 'false' AND plugin = 'pgoutput' AND database = pg_catalog.current_database() AND NOT active THEN 'left over'
+		            WHEN to_jsonb(s)->>'synced' = 'false' THEN 'foreign'
 		            WHEN temporary THEN 'temporary' ELSE to_jsonb(s)->>'invalidation_reason' END
 		FROM pg_catalog.pg_replication_slots s WHERE slot_name = $1`, c.Slot)
 	if err != nil {
@@ -153,7 +166,10 @@ func (c *checker) judgeSynced(states []string) []Finding {
 		return nil
 	case states[0] == "left over":
 		return []Finding{problem(fmt.Sprintf("the standby has a slot %q of its own, which keeps the copy away", c.Slot), why,
-			&Fix{As: "a superuser, on the standby", SQL: []string{"SELECT pg_drop_replication_slot(" + literal(c.Slot) + ")"}})}
+			&Fix{As: "a superuser, on the standby", SQL: []advice.Statement{advice.DropLeftOverSlot(c.Slot)}})}
+	case states[0] == "foreign":
+		return []Finding{problem(fmt.Sprintf("another program has a slot %q on the standby, which keeps the copy away", c.Slot), why,
+			&Fix{Do: "find out whose it is (SELECT * FROM pg_replication_slots, on the standby); or choose another name with slot (WALPOST_SLOT)"})}
 	case states[0] == "temporary":
 		return []Finding{warning("the standby's copy of the slot is not usable yet", why, wait)}
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/backendstart/walpost/internal/advice"
 	"github.com/backendstart/walpost/internal/postgres"
 )
 
@@ -32,13 +33,13 @@ func (t *Table) explain(ctx context.Context, tx pgx.Tx, err error) error {
 	switch code := postgres.Code(err); {
 	case code == "55000": // object_not_in_prerequisite_state
 		return fmt.Errorf("%w: another publication carries updates of this table, which has no replica identity: give it a primary key, "+
-			"or ALTER TABLE %s REPLICA IDENTITY FULL, or take it off that publication, %s", err, t.sql(), way)
+			"or %s, or take it off that publication, %s", err, advice.SetReplicaIdentity(t.identifier()), way)
 	case code == "42501": // insufficient_privilege
 		if t.hasPolicies(ctx, tx) {
-			return fmt.Errorf("%w: row level security of %s is in force for the relay's role: ALTER ROLE … BYPASSRLS, "+
-				"or make it the owner of the table, %s", err, t.sql(), way)
+			return fmt.Errorf("%w: row level security of %s is in force for the relay's role: %s, "+
+				"or make it the owner of the table, %s", err, t.sql(), advice.BypassRowSecurity(roleOf(ctx, tx)), way)
 		}
-		return fmt.Errorf("%w: GRANT SELECT, UPDATE (%s) ON %s to the relay's role, %s", err, t.updated(), t.sql(), way)
+		return fmt.Errorf("%w: %s, %s", err, advice.GrantOnTable([]string{"SELECT"}, t.MarkColumns(), t.identifier(), roleOf(ctx, tx)), way)
 	case errors.Is(err, ErrNotTaken), strings.HasPrefix(code, "P0"), strings.HasPrefix(code, "23"), code == "0A000":
 		changers, lookErr := t.changers(ctx, tx)
 		if lookErr != nil || len(changers) == 0 {
@@ -47,6 +48,12 @@ func (t *Table) explain(ctx context.Context, tx pgx.Tx, err error) error {
 		return fmt.Errorf("%w, by %s of %s: let it pass an UPDATE of %s, %s", err, strings.Join(changers, " or "), t.sql(), t.updated(), way)
 	}
 	return err
+}
+
+func roleOf(ctx context.Context, tx pgx.Tx) string {
+	role := "walpost_relay"
+	_ = tx.QueryRow(ctx, `SELECT current_user::text`).Scan(&role) // the name that deploy/sql/roles.sql gives it will do
+	return role
 }
 
 func (t *Table) hasPolicies(ctx context.Context, tx pgx.Tx) bool {

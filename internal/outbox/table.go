@@ -237,7 +237,9 @@ func (t *Table) Marks() bool { return t.Source.Mark && t.Published != "" }
 func (t *Table) Warnings() []string { return t.warnings }
 
 // sql is the quoted name of the table.
-func (t *Table) sql() string { return pgx.Identifier{t.Source.Schema, t.Source.Table}.Sanitize() }
+func (t *Table) sql() string { return t.identifier().Sanitize() }
+
+func (t *Table) identifier() pgx.Identifier { return pgx.Identifier{t.Source.Schema, t.Source.Table} }
 
 // unpublished is the condition for a row, named t, that waits. A bool that cannot be NULL is written so
 // that a partial index WHERE NOT delivered is used.

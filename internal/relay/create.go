@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -164,5 +163,3 @@ func (r *Relay) setAwaited(problem string) {
 	defer r.mu.Unlock()
 	r.awaited = problem
 }
-
-func quoteLiteral(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }

@@ -59,7 +59,7 @@ func (r *Relay) Health() Health {
 		h.Problems = append(h.Problems, awaited)
 	}
 	for _, s := range strangers { // it keeps the relay from nothing
-		h.Problems = append(h.Problems, fmt.Sprintf("%v: it stops nothing, but it is no relay; find out whose it is, and end it: SELECT pg_terminate_backend(%d)", s, s.PID))
+		h.Problems = append(h.Problems, fmt.Sprintf("%v: it stops nothing, but it is no relay; find out whose session pid %d is (pg_stat_activity), and let it be ended", s, s.PID))
 	}
 	if silent, why := r.reach.silence(); silent > reachInterval+reachLimit {
 		h.Ready = false

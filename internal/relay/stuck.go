@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/backendstart/walpost/internal/advice"
 	"github.com/backendstart/walpost/internal/event"
 )
 
@@ -43,8 +44,8 @@ func (r *Relay) stuckText(s serverError) string {
 		at = s.received
 	}
 	text := fmt.Sprintf("the server cannot send what stands at %v of the WAL: %s (SQLSTATE %s). Nothing behind it comes. The way out is a repair: "+
-		"SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s; walpost then makes the slot again and sends every "+
-		"unpublished row from the table, and a row with a value that it needs and cannot read becomes a dead letter", at, s.message, s.code, quoteLiteral(r.Slot))
+		"%s; walpost then makes the slot again and sends every "+
+		"unpublished row from the table, and a row with a value that it needs and cannot read becomes a dead letter", at, s.message, s.code, advice.DropSlot(r.Slot))
 	if len(r.messageSources()) > 0 {
 		text += "; messages have no table, so those in between are lost"
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/backendstart/walpost/internal/advice"
 	"github.com/backendstart/walpost/internal/store"
 	"github.com/backendstart/walpost/internal/wal"
 )
@@ -19,7 +20,7 @@ type Kind string
 const (
 	Stream  Kind = "stream" // it is as it was left
 	Create  Kind = "create" // there was none before
-	Replace Kind = "again"   // repair A: a new one begins where the snapshot of the rows ends
+	Replace Kind = "again"  // repair A: a new one begins where the snapshot of the rows ends
 	Keep    Kind = "kept"   // repair B: what it brings of the rows once more is known by their identity
 )
 
@@ -119,8 +120,7 @@ func refuseForeign(f Facts) error {
 	other := f.MarkedByOthers[0]
 	return &wal.SetupError{
 		Problem: fmt.Sprintf("slot %q marks the rows of %s already, and a mark stands for the subscribers of one slot", other.Slot, other.Relation),
-		Fix: fmt.Sprintf("set mark: off for the source at one of the two slots (docs/RUNBOOK.md, \"Marks fail\"); or, if slot %[1]s is not used any more, "+
-			"SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %[1]s; DELETE FROM walpost.slots WHERE slot = %[1]s", quoteLiteral(other.Slot))}
+		Fix:     fmt.Sprintf("set mark: off for the source at one of the two slots (docs/RUNBOOK.md, \"Marks fail\"); or, if slot %q is not used any more: %s", other.Slot, store.ForgetSlot(other.Slot))}
 }
 
 // planPublication makes or completes the publication. It comes before the slot, always: decoding looks at the catalogue
@@ -130,15 +130,17 @@ func planPublication(f Facts, plan *Plan) error {
 	case !f.Published.Exists && f.Server != nil && f.Record == nil:
 		return &wal.SetupError{
 			Problem: fmt.Sprintf("publication %q does not exist, but its slot does: a slot brings nothing of a publication that is younger", f.Publication),
-			Fix: fmt.Sprintf("drop the slot (SELECT pg_drop_replication_slot(…)), make the publication first (%s), then the slot; or let walpost make both",
-				wal.CreatePublication(f.Publication, tablesOf(f.Sources)))}
+			Fix: fmt.Sprintf("drop the slot, make the publication first (%s), then the slot; or choose another name with slot (WALPOST_SLOT) and let walpost make both",
+				advice.CreatePublication(f.Publication, tablesOf(f.Sources)))}
 	case !f.Published.Exists:
 		plan.MakePublication = true
 		return nil
 	case !f.Published.Inserts:
-		return &wal.SetupError{
-			Problem: fmt.Sprintf("publication %q does not publish inserts", f.Publication),
-			Fix:     fmt.Sprintf("ALTER PUBLICATION %s SET (publish = 'insert')", pgx.Identifier{f.Publication}.Sanitize())}
+		fix := advice.PublishInserts(f.Publication).String()
+		if f.Record == nil { // one that no relay has read can be another program's
+			fix = "choose another name with publication (WALPOST_PUBLICATION) and let walpost make it, or let the owner of this one publish inserts"
+		}
+		return &wal.SetupError{Problem: fmt.Sprintf("publication %q does not publish inserts", f.Publication), Fix: fix}
 	}
 	for _, s := range f.Sources {
 		if slices.Contains(f.Published.Missing, s.Name) {
@@ -242,8 +244,7 @@ func mayRepair(f Facts, plan Plan) error {
 	if plan.Kind == Replace && !f.Record.Ours {
 		return &wal.SetupError{
 			Problem: fmt.Sprintf("%s, and walpost did not make it, so it does not replace it", plan.Reason),
-			Fix: fmt.Sprintf("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %[1]s; "+
-				"SELECT pg_create_logical_replication_slot(%[1]s, 'pgoutput'); then start walpost again: it sends every unpublished row first", quoteLiteral(f.Name))}
+			Fix:     fmt.Sprintf("%s; %s; then start walpost again: it sends every unpublished row first", advice.DropSlot(f.Name), advice.CreateSlot(f.Name))}
 	}
 	if !plan.Repairs() || plan.Second {
 		return nil
@@ -257,9 +258,7 @@ func mayRepair(f Facts, plan Plan) error {
 		if slices.Contains(plan.Lacking, s.Name) && !s.Marks && !s.RepairAll {
 			return &wal.SetupError{
 				Problem: fmt.Sprintf("%s. Rows of source %q are not marked when they are delivered, so no one knows which of them are missing after %v", plan.Reason, s.Name, f.Record.Confirmed),
-				Fix: fmt.Sprintf("set repair: all for the source to send all rows that its table has, again; or go on without them: "+
-					"SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %[1]s; "+
-					"DELETE FROM walpost.slots WHERE slot = %[1]s; DELETE FROM walpost.subscribers WHERE slot = %[1]s", quoteLiteral(f.Name))}
+				Fix:     fmt.Sprintf("set repair: all for the source to send all rows that its table has, again; or go on without them: %s", store.ForgetSlotAndPositions(f.Name))}
 		}
 	}
 	return nil
@@ -303,5 +302,3 @@ func quoted(tables []pgx.Identifier) []string {
 	}
 	return names
 }
-
-func quoteLiteral(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }

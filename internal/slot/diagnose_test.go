@@ -136,7 +136,7 @@ func TestDiagnose_refusesWhatAPersonHasToDecide(t *testing.T) {
 			unmarked(f)
 			f.Published.Now.Sources[0].Entries, f.Published.Missing = nil, []string{"lessons"}
 		}, `source "lessons" are not marked`},
-		"another slot marks a table":              {func(f *Facts) { f.MarkedByOthers = []store.MarkedTable{{Relation: "public.outbox", Slot: "it's"}} }, `slot 'it''s' is not used`},
+		"another slot marks a table":              {func(f *Facts) { f.MarkedByOthers = []store.MarkedTable{{Relation: "public.outbox", Slot: "it's"}} }, `WHERE slot_name = 'it''s'`},
 		"a prepared slot without its publication": {func(f *Facts) { f.Record, f.EverReady, f.Published.Exists = nil, false, false }, "brings nothing of a publication that is younger"},
 		"a prepared publication lacks a table":    {func(f *Facts) { f.Record, f.EverReady, f.Published.Missing = nil, false, []string{"orders"} }, `does not publish "shop"."events"`},
 		"no inserts are published":                {func(f *Facts) { f.Published.Inserts = false }, "does not publish inserts"},

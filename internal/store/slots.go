@@ -80,6 +80,27 @@ func ReadSlotRecord(ctx context.Context, q Querier, name string) (*SlotRecord, e
 	return &slot, nil
 }
 
+// ListSlotRecords returns what is recorded of all slots, by name.
+func ListSlotRecords(ctx context.Context, q Querier) ([]SlotRecord, error) {
+	rows, err := q.Query(ctx, `
+		SELECT slot, system_id, timeline, epoch, confirmed::text, fingerprint, state, ours FROM walpost.slots ORDER BY slot`)
+	if err != nil {
+		return nil, fmt.Errorf("read what is recorded of slots: %w", err)
+	}
+	slots, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (slot SlotRecord, err error) {
+		var confirmed string
+		if err := row.Scan(&slot.Name, &slot.SystemID, &slot.Timeline, &slot.Epoch, &confirmed, &slot.Fingerprint, &slot.State, &slot.Ours); err != nil {
+			return slot, err
+		}
+		slot.Confirmed, err = event.ParseLSN(confirmed)
+		return slot, err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read what is recorded of slots: %w", err)
+	}
+	return slots, nil
+}
+
 // HasSlots reports whether the schema walpost has the table of slots.
 func HasSlots(ctx context.Context, q Querier) (there bool, err error) {
 	err = q.QueryRow(ctx, `SELECT pg_catalog.to_regclass('walpost.slots') IS NOT NULL`).Scan(&there)

@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pglogrepl"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/backendstart/walpost/internal/advice"
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/postgres"
 )
@@ -90,7 +91,7 @@ func Connect(ctx context.Context, dsn, application string) (*Conn, error) {
 		if postgres.Code(err) == "42501" { // insufficient_privilege
 			return nil, &SetupError{Err: err,
 				Problem: fmt.Sprintf("role %q may not use replication", config.User),
-				Fix:     fmt.Sprintf("as a superuser: ALTER ROLE %s REPLICATION; at a provider: GRANT its replication role to it", quote(config.User))}
+				Fix:     fmt.Sprintf("as a superuser: %s; at a managed service, give it the replication role of the service", advice.AllowReplication(config.User))}
 		}
 		return nil, err
 	}
@@ -200,7 +201,7 @@ func explainSlotError(slot string, err error) error {
 	case "42501": // insufficient_privilege
 		return &SetupError{Err: err,
 			Problem: "the role may not use replication",
-			Fix:     "ALTER ROLE … REPLICATION (as a superuser), or use the provider's replication role"}
+			Fix:     "let a superuser give it REPLICATION, or give it the replication role of the managed service"}
 	case "42704": // undefined_object: the slot was dropped, or the publication is younger than the slot
 		return fmt.Errorf("%w: %w", ErrMissing, err)
 	case "55000": // object_not_in_prerequisite_state

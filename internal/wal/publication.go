@@ -7,12 +7,13 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/backendstart/walpost/internal/advice"
 	"github.com/backendstart/walpost/internal/postgres"
 )
 
 // AddTables adds tables to a publication. Rows of the time before are in the tables and not in the stream.
 func AddTables(ctx context.Context, pool *postgres.Pool, name string, tables []pgx.Identifier) error {
-	_, err := pool.Exec(ctx, addTables(name, tables), pgx.QueryExecModeSimpleProtocol)
+	_, err := pool.Exec(ctx, advice.AddTables(name, tables).String(), pgx.QueryExecModeSimpleProtocol)
 	switch postgres.Code(err) {
 	case "":
 		if err == nil {
@@ -30,11 +31,8 @@ func AddTables(ctx context.Context, pool *postgres.Pool, name string, tables []p
 // is for a person to decide.
 func NotPublished(name string, tables []pgx.Identifier, err error) *SetupError {
 	return &SetupError{Err: err,
-		Problem: fmt.Sprintf("publication %q does not publish %s", name, list(tables)), Fix: addTables(name, tables)}
-}
-
-func addTables(name string, tables []pgx.Identifier) string {
-	return fmt.Sprintf("ALTER PUBLICATION %s ADD TABLE %s", quote(name), list(tables))
+		Problem: fmt.Sprintf("publication %q does not publish %s", name, list(tables)),
+		Fix:     "let its owner add them, if it is walpost's; else choose another name with publication (WALPOST_PUBLICATION) and let walpost make it"}
 }
 
 func list(tables []pgx.Identifier) string {
@@ -45,21 +43,10 @@ func list(tables []pgx.Identifier) string {
 	return strings.Join(quoted, ", ")
 }
 
-// CreatePublication is the statement that makes a publication of the tables. It is insert-only: an outbox
-// row is an event once, and updates of a table without a replica identity would fail if they were
-// published.
-func CreatePublication(name string, tables []pgx.Identifier) string {
-	carried := ""
-	if len(tables) > 0 {
-		carried = " FOR TABLE " + list(tables)
-	}
-	return "CREATE PUBLICATION " + quote(name) + carried + " WITH (publish = 'insert', publish_via_partition_root = true)"
-}
-
 // MakePublication makes the publication of the tables. It comes before the slot, always: decoding looks at the catalogue
 // as it was at each point of the WAL, so a publication that is younger than the slot does not exist for it.
 func MakePublication(ctx context.Context, pool *postgres.Pool, name string, tables []pgx.Identifier) error {
-	sql := CreatePublication(name, tables)
+	sql := advice.CreatePublication(name, tables).String()
 	_, err := pool.Exec(ctx, sql, pgx.QueryExecModeSimpleProtocol)
 	switch code := postgres.Code(err); {
 	case err == nil:

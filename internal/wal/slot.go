@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/backendstart/walpost/internal/advice"
 	"github.com/backendstart/walpost/internal/event"
 )
 
@@ -43,10 +44,32 @@ type Slot struct {
 	End      event.LSN
 	Activity string
 	here     string // the database of the query
+
+	conflicting bool // recovery has made it useless; from 16 on
 }
 
 // Lost reports whether the server has given up keeping WAL for the slot.
 func (s Slot) Lost() bool { return s.WALStatus == "lost" || s.Invalidation != "" }
+
+// LostReason says in words why the slot is lost. Before Postgres 16 the server does not say; there, on a primary, WAL
+// was removed.
+// (PostgreSQL manual, "pg_replication_slots": invalidation_reason, from 17 on; conflicting, from 16 on)
+func (s Slot) LostReason() string {
+	switch s.Invalidation {
+	case "rows_removed":
+		return "the server has removed rows that it needed (rows_removed): a standby without hot_standby_feedback"
+	case "wal_level_insufficient":
+		return "the primary's wal_level is no longer logical (wal_level_insufficient)"
+	case "idle_timeout":
+		return "no relay read it for as long as idle_replication_slot_timeout allows (idle_timeout)"
+	case "", "wal_removed":
+		if s.conflicting {
+			return "recovery on this standby removed what it needed (conflicting)"
+		}
+		return "the server has removed WAL that it needed: it kept more than max_slot_wal_keep_size (wal_removed)"
+	}
+	return "the server gives the reason " + s.Invalidation
+}
 
 // FindSlot looks a slot up, in one query so that its figures fit together. It returns nil when there is
 // none of that name. The row comes as JSON because its columns differ between versions.
@@ -84,12 +107,13 @@ func FindSlot(ctx context.Context, q Querier, name string) (*Slot, error) {
 		WALStatus          string  `json:"wal_status"`
 		SafeWALSize        *int64  `json:"safe_wal_size"`
 		InvalidationReason string  `json:"invalidation_reason"`
+		Conflicting        bool    `json:"conflicting"`
 	}
 	if err := json.Unmarshal(row, &columns); err != nil {
 		return nil, fmt.Errorf("look up slot %q: %w", name, err)
 	}
 	s.Plugin, s.Database, s.Active, s.ActivePID, s.Temporary = columns.Plugin, columns.Database, columns.Active, columns.ActivePID, columns.Temporary
-	s.WALStatus, s.Invalidation, s.SafeBytes = columns.WALStatus, columns.InvalidationReason, columns.SafeWALSize
+	s.WALStatus, s.Invalidation, s.SafeBytes, s.conflicting = columns.WALStatus, columns.InvalidationReason, columns.SafeWALSize, columns.Conflicting
 	if columns.ConfirmedFlushLSN != nil {
 		if s.Confirmed, err = event.ParseLSN(*columns.ConfirmedFlushLSN); err != nil {
 			return nil, fmt.Errorf("look up slot %q: %w", name, err)
@@ -101,6 +125,10 @@ func FindSlot(ctx context.Context, q Querier, name string) (*Slot, error) {
 // Check says what is wrong with a slot that we are about to read.
 func (s Slot) Check() error {
 	switch {
+	case s.Plugin == "":
+		return &SetupError{
+			Problem: fmt.Sprintf("slot %q is a physical slot", s.Name),
+			Fix:     "choose another name with --slot (WALPOST_SLOT)"}
 	case s.Plugin != "pgoutput":
 		return &SetupError{
 			Problem: fmt.Sprintf("slot %q is used by plugin %q", s.Name, s.Plugin),
@@ -142,11 +170,11 @@ func Preflight(ctx context.Context, q Querier, slotExists bool) error {
 	case level != "logical":
 		return &SetupError{
 			Problem: fmt.Sprintf("wal_level is %q, not \"logical\"", level),
-			Fix:     "ALTER SYSTEM SET wal_level = logical, then restart the server"}
+			Fix:     advice.SetForServer("wal_level", "logical").String() + ", then restart the server"}
 	case !slotExists && used >= limit:
 		return &SetupError{
 			Problem: fmt.Sprintf("all %d replication slots of the server are in use: %v", limit, names),
-			Fix:     "drop one that no one needs with pg_drop_replication_slot, or raise max_replication_slots and restart the server"}
+			Fix:     "drop one that no one needs, or raise max_replication_slots and restart the server"}
 	}
 	return nil
 }

@@ -1,0 +1,47 @@
+package advice
+
+import (
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// SetLogged writes the rows of a table to the WAL.
+func SetLogged(table pgx.Identifier) Statement {
+	return Statement{"ALTER TABLE " + table.Sanitize() + " SET LOGGED"}
+}
+
+// AddPublishedColumn adds the column that walpost marks. The rows that are there count as published, those that come
+// are not. Two statements would let every row be born published that comes between them, or for ever where the second
+// fails; so the default is taken back by the statement that gives it.
+func AddPublishedColumn(table pgx.Identifier) Statement {
+	return Statement{"ALTER TABLE " + table.Sanitize() + " ADD COLUMN published_at timestamptz DEFAULT now(), ALTER COLUMN published_at SET DEFAULT NULL"}
+}
+
+// LetRowsWait lets rows come without a value in their published column: it takes away the default, or NOT NULL, or
+// both.
+func LetRowsWait(table pgx.Identifier, column string, dropDefault, dropNotNull bool) Statement {
+	var actions []string
+	if dropDefault {
+		actions = append(actions, "ALTER COLUMN "+quote(column)+" DROP DEFAULT")
+	}
+	if dropNotNull {
+		actions = append(actions, "ALTER COLUMN "+quote(column)+" DROP NOT NULL")
+	}
+	return Statement{"ALTER TABLE " + table.Sanitize() + " " + strings.Join(actions, ", ")}
+}
+
+// SetReplicaIdentity lets updates of a table without a primary key be published.
+func SetReplicaIdentity(table pgx.Identifier) Statement {
+	return Statement{"ALTER TABLE " + table.Sanitize() + " REPLICA IDENTITY FULL"}
+}
+
+// Vacuum removes the dead rows of a table.
+func Vacuum(table pgx.Identifier) Statement {
+	return Statement{"VACUUM (ANALYZE) " + table.Sanitize()}
+}
+
+// AdvanceSequence lets the sequence of a column stand at the highest number of the column. It never goes back.
+func AdvanceSequence(table pgx.Identifier, sequence pgx.Identifier, column string) Statement {
+	return Statement{"SELECT setval(" + literal(sequence.Sanitize()) + ", greatest((SELECT last_value FROM " + sequence.Sanitize() + "), (SELECT max(" + quote(column) + ") FROM " + table.Sanitize() + ")))"}
+}
