@@ -48,36 +48,44 @@ var (
 // Each migration is a transaction; after an error those before it stay applied, and calling Up again
 // goes on from there.
 func Up(ctx context.Context, dsn string, log *slog.Logger, sets ...Set) error {
+	_, err := Apply(ctx, dsn, log, sets...)
+	return err
+}
+
+// Apply is Up, and returns how many migrations it applied.
+func Apply(ctx context.Context, dsn string, log *slog.Logger, sets ...Set) (applied int, err error) {
 	config, err := postgres.DirectConfig(dsn, "walpost/migrate")
 	if err != nil {
-		return err
+		return 0, err
 	}
 	db := stdlib.OpenDB(*config)
 	defer db.Close()
 
 	conn, err := db.Conn(ctx)
 	if err != nil {
-		return postgres.ConnectError(err, dsn)
+		return 0, postgres.ConnectError(err, dsn)
 	}
 	defer conn.Close()
 
 	if err := makeSchema(ctx, conn); err != nil {
-		return postgres.Mask(err, dsn)
+		return 0, postgres.Mask(err, dsn)
 	}
 	if err := checkOwners(ctx, conn); err != nil {
-		return postgres.Mask(err, dsn)
+		return 0, postgres.Mask(err, dsn)
 	}
 	if err := awaitTurn(ctx, conn, log); err != nil {
-		return postgres.Mask(err, dsn)
+		return 0, postgres.Mask(err, dsn)
 	}
 	// The turn ends with conn; giving it back is not needed.
 
 	for _, set := range sets {
-		if err := set.up(ctx, db, log); err != nil {
-			return postgres.Mask(err, dsn)
+		n, err := set.up(ctx, db, log)
+		applied += n
+		if err != nil {
+			return applied, postgres.Mask(err, dsn)
 		}
 	}
-	return nil
+	return applied, nil
 }
 
 // Querier is a pool, a connection or a transaction.
@@ -131,10 +139,10 @@ func (s Set) provider(db *sql.DB) (*goose.Provider, error) {
 	return provider, nil
 }
 
-func (s Set) up(ctx context.Context, db *sql.DB, log *slog.Logger) error {
+func (s Set) up(ctx context.Context, db *sql.DB, log *slog.Logger) (int, error) {
 	provider, err := s.provider(db)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	applied, err := provider.Up(ctx)
 	var partial *goose.PartialError
@@ -146,11 +154,11 @@ func (s Set) up(ctx context.Context, db *sql.DB, log *slog.Logger) error {
 	}
 	switch {
 	case partial != nil:
-		return fmt.Errorf("migrate %s: %s: %w", s, path.Base(partial.Failed.Source.Path), partial.Err)
+		return len(applied), fmt.Errorf("migrate %s: %s: %w", s, path.Base(partial.Failed.Source.Path), partial.Err)
 	case err != nil:
-		return fmt.Errorf("migrate %s: %w", s, err)
+		return len(applied), fmt.Errorf("migrate %s: %w", s, err)
 	}
-	return nil
+	return len(applied), nil
 }
 
 // version is the number of the last file of the set.

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 
 	"github.com/backendstart/walpost/internal/app"
@@ -127,7 +128,8 @@ type migrateCommand struct {
 }
 
 func (migrateCommand) Help() string {
-	return "Makes the schema walpost, and without a source in walpost.yaml also the outbox and the tables of the learning platform. " +
+	return "Makes the schema walpost, and without a source in walpost.yaml also the outbox and the tables of the learning platform; " +
+		"those it makes in a database with tables of others only with --lessons. " +
 		"Safe to repeat and to run in several places at once. The role needs CREATE on the database. Next: walpost relay."
 }
 
@@ -140,7 +142,18 @@ func (c migrateCommand) Run(r *run) error {
 	if c.Lessons {
 		sets = app.MigrationsOf(config.Flow{})
 	}
-	return migrations.Up(r.ctx, c.DatabaseURL.Live(), r.logger(c.Log, r.Stderr), sets...)
+	if slices.Contains(sets, migrations.Lessons) {
+		if err := migrations.CheckLessons(r.ctx, c.DatabaseURL.Live(), c.Lessons); errors.Is(err, migrations.ErrForeign) {
+			return config.Invalid(err)
+		} else if err != nil {
+			return err
+		}
+	}
+	applied, err := migrations.Apply(r.ctx, c.DatabaseURL.Live(), r.logger(c.Log, r.Stderr), sets...)
+	if err == nil && applied == 0 {
+		fmt.Fprintln(r.Stdout, "All is up to date.")
+	}
+	return err
 }
 
 type tokenCommand struct {
