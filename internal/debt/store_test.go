@@ -210,8 +210,6 @@ func TestWaiting_saysThatARowIsGone(t *testing.T) {
 	want(t, "lost, one of them replaced", lost["sub"], 2)
 }
 
-// Under synchronous replication an event comes a moment, or as long as the standby is away, before its row is
-// visible. It is not gone, and what is behind it waits.
 // S-74: what is lost is a fact of its own: a receiver may answer in the words that walpost uses for it.
 func TestLost_countsWhatNoOneCanSendAnyMore(t *testing.T) {
 	db := testdb.New(t)
@@ -248,6 +246,8 @@ func TestLost_countsWhatNoOneCanSendAnyMore(t *testing.T) {
 	want(t, "lost again", lost(), 1)
 }
 
+// Under synchronous replication an event comes a moment, or as long as the standby is away, before its row is
+// visible. It is not gone, and what is behind it waits.
 func TestWaiting_endsBeforeARowThatIsNotVisibleYet(t *testing.T) {
 	db := testdb.New(t)
 	store := open(t, db, lessons())

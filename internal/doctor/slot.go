@@ -134,24 +134,29 @@ func checkPositions(ctx context.Context, c *checker) ([]Finding, error) {
 	if c.recovery {
 		return []Finding{unknown("not checked", "the server is a standby")}, nil
 	}
-	rows, err := c.tx.Query(ctx, `
-		SELECT doubt FROM (
-			SELECT `+store.DoubtConfirmed+` AS doubt FROM walpost.slots k WHERE k.slot = $1
-			UNION ALL
-			SELECT pg_catalog.format('subscriber "%s": ', s.name) || `+store.DoubtPosition+`
-			FROM walpost.subscribers s JOIN walpost.slots k USING (slot) WHERE s.slot = $1) d
-		WHERE doubt IS NOT NULL ORDER BY 1`, c.Slot)
+	var doubts []string
+	confirmed, err := store.FindDoubtConfirmed(ctx, c.tx, c.Slot)
 	if err != nil {
-		return nil, fmt.Errorf("read positions: %w", err)
+		return nil, err
+	}
+	if confirmed != "" {
+		doubts = append(doubts, confirmed)
+	}
+	subscribers, err := store.Subscribers(ctx, c.tx, c.Slot)
+	if err != nil {
+		return nil, err
+	}
+	for _, sub := range subscribers {
+		if sub.Doubt != "" {
+			doubts = append(doubts, fmt.Sprintf("subscriber %q: %s", sub.Name, sub.Doubt))
+		}
 	}
 	var found []Finding
-	var text string
-	_, err = pgx.ForEachRow(rows, []any{&text}, func() error {
-		found = append(found, problem(text, "that cannot be, so another program wrote it, and it says nothing about what was delivered",
+	for _, doubt := range doubts {
+		found = append(found, problem(doubt, "that cannot be, so someone else wrote it, and it says nothing about what was delivered",
 			&Fix{Do: "restart the relay: it does not believe the position, and sends what is unpublished from the tables"}))
-		return nil
-	})
-	return found, err
+	}
+	return found, nil
 }
 
 func checkSlotDanger(ctx context.Context, c *checker) ([]Finding, error) {

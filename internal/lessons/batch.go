@@ -12,6 +12,7 @@ import (
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/subscriber"
+	"github.com/backendstart/walpost/internal/subscriber/inbox"
 )
 
 // lesson is a delivery of "lesson.completed" whose payload was understood.
@@ -110,7 +111,7 @@ func logHandled(ctx context.Context, log *slog.Logger, message string, lessons [
 func execute(ctx context.Context, pool *postgres.Pool, slot string, term int64, sql string, args ...any) error {
 	return postgres.InTx(ctx, pool, func(tx pgx.Tx) error {
 		batch := &pgx.Batch{}
-		subscriber.HoldTerm(batch, tx, slot, term)
+		inbox.HoldTerm(batch, tx, slot, term)
 		batch.Queue(sql, args...)
 		return tx.SendBatch(ctx, batch).Close()
 	})

@@ -10,10 +10,11 @@ import (
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/subscriber"
+	"github.com/backendstart/walpost/internal/subscriber/inbox"
 )
 
 // Recommendations counts completed lessons per learner and track. Counting an event twice would be
-// wrong, so it counts through subscriber.Once: it is the example to copy for effects that are not idempotent by
+// wrong, so it counts through inbox.Once: it is the example to copy for effects that are not idempotent by
 // themselves. It is safe for concurrent use.
 type Recommendations struct {
 	pool *postgres.Pool
@@ -51,7 +52,7 @@ func (r *Recommendations) HandleBatch(ctx context.Context, deliveries []subscrib
 	for i, l := range lessons {
 		readable[i], byEvent[l.Delivery.Identity()] = l.Delivery, l
 	}
-	err := subscriber.Once(ctx, r.pool, r.slot, r.Name(), readable,
+	err := inbox.Once(ctx, r.pool, r.slot, r.Name(), readable,
 		func(ctx context.Context, tx pgx.Tx, fresh []subscriber.Delivery) error {
 			counted := make([]lesson, len(fresh))
 			for i, delivery := range fresh {

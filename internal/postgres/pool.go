@@ -63,6 +63,17 @@ func InLongTx(ctx context.Context, pool *Pool, fn func(pgx.Tx) error) error {
 	return pool.in(ctx, readWrite, unlimited, fn)
 }
 
+// LetIdle lets a transaction wait for its client as long as that takes, and makes the server notice within seconds that
+// the network to the client is cut: without that it would wait for the keepalives of TCP, two hours.
+func LetIdle(ctx context.Context, tx pgx.Tx) error {
+	_, err := tx.Exec(ctx, `SELECT pg_catalog.set_config(name, value, true) FROM (VALUES ('idle_in_transaction_session_timeout', '0'),
+		('tcp_keepalives_idle', '5'), ('tcp_keepalives_interval', '2'), ('tcp_keepalives_count', '3')) s (name, value)`)
+	if err != nil {
+		return fmt.Errorf("let a transaction be idle: %w", err)
+	}
+	return nil
+}
+
 // InReadOnly runs fn in a pinned transaction in which the server refuses every change, with limits of the caller's, and
 // rolls it back: fn may leave a failed statement behind. It works on a standby.
 func InReadOnly(ctx context.Context, pool *Pool, limits Limits, fn func(pgx.Tx) error) error {

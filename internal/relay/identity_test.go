@@ -14,6 +14,7 @@ import (
 	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/subscriber"
+	"github.com/backendstart/walpost/internal/subscriber/inbox"
 	"github.com/backendstart/walpost/internal/testdb"
 )
 
@@ -208,7 +209,7 @@ func TestRelay_keepsTheInboxWhileAnEventIsOwedToAnyone(t *testing.T) {
 	db.Exec(`CREATE TABLE effects (event_id text)`)
 	counting := func() *kept {
 		k := keeping(func(ctx context.Context, d subscriber.Delivery) error {
-			return subscriber.Once(ctx, db.Pinned, db.Name, "counting", []subscriber.Delivery{d}, func(ctx context.Context, tx pgx.Tx, _ []subscriber.Delivery) error {
+			return inbox.Once(ctx, db.Pinned, db.Name, "counting", []subscriber.Delivery{d}, func(ctx context.Context, tx pgx.Tx, _ []subscriber.Delivery) error {
 				_, err := tx.Exec(ctx, `INSERT INTO public.effects VALUES ($1)`, d.ID)
 				return err
 			})
@@ -262,7 +263,7 @@ func TestRelay_keepsTwoSourcesWithOneIdApart(t *testing.T) {
 	db.Exec(`INSERT INTO games (payload) VALUES ('a game')`)
 	awaitOwed(t, db, "sub", 2)
 	sub.behave(func(ctx context.Context, d subscriber.Delivery) error {
-		return subscriber.Once(ctx, db.Pinned, db.Name, "sub", []subscriber.Delivery{d}, func(ctx context.Context, tx pgx.Tx, _ []subscriber.Delivery) error {
+		return inbox.Once(ctx, db.Pinned, db.Name, "sub", []subscriber.Delivery{d}, func(ctx context.Context, tx pgx.Tx, _ []subscriber.Delivery) error {
 			_, err := tx.Exec(ctx, `INSERT INTO public.effects VALUES ($1)`, string(d.Payload))
 			return err
 		})

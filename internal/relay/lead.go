@@ -197,11 +197,7 @@ func (r *Relay) evict(ctx context.Context, pid int) error {
 	if r.Lease == nil || !r.Lease.Valid() {
 		return inUse
 	}
-	var application string
-	var ended bool
-	err := r.Pool.QueryRow(ctx, `
-		SELECT application_name, application_name LIKE 'walpost/%' AND pg_catalog.pg_terminate_backend(pid)
-		FROM pg_catalog.pg_stat_activity WHERE pid = $1`, pid).Scan(&application, &ended)
+	application, ended, err := store.EndRelaySession(ctx, r.Pool, pid)
 	if err != nil {
 		return inUse // it has ended by itself, or is nobody's that we may see
 	}

@@ -5,10 +5,9 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/backendstart/walpost/internal/dispatch"
 	"github.com/backendstart/walpost/internal/outbox"
+	"github.com/backendstart/walpost/internal/wal"
 )
 
 // mended is asked why a stream cannot be read. Rows that were written while their table had another name or
@@ -31,19 +30,7 @@ func (r *Relay) mended(ctx context.Context, err error) error {
 // publishes reports whether the publication carries the tables now, with all columns that are needed, and no
 // others: then a new slot brings nothing that cannot be read.
 func (r *Relay) publishes(ctx context.Context, tables []*outbox.Table) bool {
-	// Only from 15 on a publication can leave columns out, and the view shows which it carries.
-	rows, err := r.Pool.Query(ctx, `
-		SELECT p.schemaname::text, p.tablename::text,
-			(SELECT array_agg(c) FROM jsonb_array_elements_text(pg_catalog.to_jsonb(p) -> 'attnames') c)
-		FROM pg_catalog.pg_publication_tables p WHERE p.pubname = $1`, r.Publication)
-	if err != nil {
-		return false
-	}
-	type published struct {
-		Schema, Table string
-		Columns       []string
-	}
-	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[published])
+	all, err := wal.PublishedTables(ctx, r.Pool, r.Publication)
 	if err != nil || len(all) != len(tables) {
 		return false
 	}

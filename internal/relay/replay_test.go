@@ -18,6 +18,7 @@ import (
 	"github.com/backendstart/walpost/internal/relay"
 	"github.com/backendstart/walpost/internal/replay"
 	"github.com/backendstart/walpost/internal/subscriber"
+	"github.com/backendstart/walpost/internal/subscriber/inbox"
 	"github.com/backendstart/walpost/internal/subscriber/subscribertest"
 	"github.com/backendstart/walpost/internal/testdb"
 )
@@ -388,7 +389,7 @@ func TestReplay_againDoesEachEffectOnceMoreAcrossAKill(t *testing.T) {
 		SELECT 'e-' || n, 'lesson.completed', (n % 7)::text, '{}' FROM generate_series(1, $1::int) n`, total)
 	pool := openPool(t, db.DSN, 8)
 	sub := subscribertest.Handling("sub", func(ctx context.Context, d subscriber.Delivery) error {
-		return subscriber.Once(ctx, pool, db.Name, "sub", []subscriber.Delivery{d}, func(ctx context.Context, tx pgx.Tx, _ []subscriber.Delivery) error {
+		return inbox.Once(ctx, pool, db.Name, "sub", []subscriber.Delivery{d}, func(ctx context.Context, tx pgx.Tx, _ []subscriber.Delivery) error {
 			_, err := tx.Exec(ctx, `INSERT INTO public.effects VALUES ($1)`, d.ID)
 			return err
 		})

@@ -77,11 +77,8 @@ func (r *Relay) recipients(s *session, meant func(name string, fromBeginning boo
 // The stream brings some of them as well. They are known by their ids: a lane pays nothing
 // before it has looked up all that was written before the stream began.
 func (r *Relay) recordRows(ctx context.Context, tx pgx.Tx, s *session, o recording) (int64, error) {
-	// It writes only now and then, while the other transaction reads. And the next leader waits for its end, which
-	// must not be that of the server's keepalives, two hours, when the network is cut: see postgres.ReplicationConfig.
-	_, err := tx.Exec(ctx, `SELECT pg_catalog.set_config(name, value, true) FROM (VALUES ('idle_in_transaction_session_timeout', '0'),
-		('tcp_keepalives_idle', '5'), ('tcp_keepalives_interval', '2'), ('tcp_keepalives_count', '3')) s (name, value)`)
-	if err != nil {
+	// It writes only now and then, while the other transaction reads. And the next leader waits for its end.
+	if err := postgres.LetIdle(ctx, tx); err != nil {
 		return 0, err
 	}
 	var rows int64
@@ -91,7 +88,8 @@ func (r *Relay) recordRows(ctx context.Context, tx pgx.Tx, s *session, o recordi
 			return err
 		})
 	}
-	if err = attempt(false); outbox.Unreadable(err) {
+	err := attempt(false)
+	if outbox.Unreadable(err) {
 		r.Log.Warn("the server cannot send a value of a row; rows are read one by one, and what cannot be read becomes a dead letter", "err", err)
 		err = attempt(true)
 	}

@@ -204,3 +204,14 @@ func FindStrangers(ctx context.Context, q Querier, slot string) ([]Stranger, err
 	}
 	return found, nil
 }
+
+// EndRelaySession ends a session if it is one of a relay, and returns its application_name.
+func EndRelaySession(ctx context.Context, q Querier, pid int) (application string, ended bool, err error) {
+	err = q.QueryRow(ctx, `
+		SELECT application_name, application_name LIKE 'walpost/%' AND pg_catalog.pg_terminate_backend(pid)
+		FROM pg_catalog.pg_stat_activity WHERE pid = $1`, pid).Scan(&application, &ended)
+	if err != nil {
+		return "", false, fmt.Errorf("end the session with pid %d: %w", pid, err)
+	}
+	return application, ended, nil
+}

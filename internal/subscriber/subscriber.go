@@ -1,6 +1,6 @@
-// Package subscriber holds the contract between a lane and a subscriber, and the inbox by which a subscriber in the
-// same database has its effect once. A subscriber knows neither the others nor where events come from. Package lane
-// calls it; packages lessons and sink/webhook implement it.
+// Package subscriber holds the contract between a lane and a subscriber. A subscriber knows neither the others nor where
+// events come from. Package lane calls it; packages lessons and sink/webhook implement it. It must not do I/O; the inbox
+// by which a subscriber in the same database has its effect once is package subscriber/inbox.
 package subscriber
 
 import (
@@ -10,6 +10,10 @@ import (
 
 	"github.com/backendstart/walpost/internal/event"
 )
+
+// ErrOldTerm means that deliveries were given out under a leadership that is over: their effect was rolled
+// back, and the relay that leads now gives them out itself. It says nothing about the events.
+var ErrOldTerm = errors.New("another relay has led the slot since this was given out")
 
 // A Delivery is one event for one subscriber.
 type Delivery struct {

@@ -65,3 +65,26 @@ func MakePublication(ctx context.Context, pool *postgres.Pool, name string, tabl
 	}
 	return fmt.Errorf("create publication %q: %w", name, err)
 }
+
+// PublishedTable is a table that a publication carries, and which of its columns; nil where that cannot be said.
+type PublishedTable struct {
+	Schema, Table string
+	Columns       []string
+}
+
+// PublishedTables returns the tables that a publication carries. Only from 15 on a publication can leave columns out,
+// and the view shows which it carries.
+func PublishedTables(ctx context.Context, q Querier, publication string) ([]PublishedTable, error) {
+	rows, err := q.Query(ctx, `
+		SELECT p.schemaname::text, p.tablename::text,
+			(SELECT array_agg(c) FROM jsonb_array_elements_text(pg_catalog.to_jsonb(p) -> 'attnames') c)
+		FROM pg_catalog.pg_publication_tables p WHERE p.pubname = $1`, publication)
+	if err != nil {
+		return nil, fmt.Errorf("look up the tables of publication %q: %w", publication, err)
+	}
+	tables, err := pgx.CollectRows(rows, pgx.RowToStructByPos[PublishedTable])
+	if err != nil {
+		return nil, fmt.Errorf("look up the tables of publication %q: %w", publication, err)
+	}
+	return tables, nil
+}

@@ -1,4 +1,4 @@
-package subscriber_test
+package inbox_test
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/subscriber"
+	"github.com/backendstart/walpost/internal/subscriber/inbox"
 	"github.com/backendstart/walpost/internal/testdb"
 )
 
@@ -48,7 +49,7 @@ func idsOf(deliveries []subscriber.Delivery) []string {
 func once(t *testing.T, db *testdb.DB, slot, name string, deliveries []subscriber.Delivery) []string {
 	t.Helper()
 	var given []string
-	err := subscriber.Once(t.Context(), db.Pinned, slot, name, deliveries,
+	err := inbox.Once(t.Context(), db.Pinned, slot, name, deliveries,
 		func(_ context.Context, _ pgx.Tx, fresh []subscriber.Delivery) error {
 			given = idsOf(fresh)
 			return nil
@@ -116,7 +117,7 @@ func TestOnce_forgetsTheEventsWhenTheEffectFails(t *testing.T) {
 	db := testdb.New(t)
 	batch := []subscriber.Delivery{numbered(1), numbered(2)}
 	broken := errors.New("broken")
-	err := subscriber.Once(t.Context(), db.Pinned, "s", "n", batch,
+	err := inbox.Once(t.Context(), db.Pinned, "s", "n", batch,
 		func(ctx context.Context, tx pgx.Tx, _ []subscriber.Delivery) error {
 			if _, err := tx.Exec(ctx, `INSERT INTO public.recommendations VALUES (1, 'go', 1)`); err != nil {
 				return err
@@ -150,7 +151,7 @@ func TestOnce_waitsForTheSameEventInAnotherTransaction(t *testing.T) {
 			first, second := make(chan error, 1), make(chan error, 1)
 			inside, proceed := make(chan struct{}), make(chan struct{})
 			go func() {
-				first <- subscriber.Once(t.Context(), db.Pinned, "s", "n", batch,
+				first <- inbox.Once(t.Context(), db.Pinned, "s", "n", batch,
 					func(context.Context, pgx.Tx, []subscriber.Delivery) error {
 						close(inside)
 						<-proceed
@@ -160,7 +161,7 @@ func TestOnce_waitsForTheSameEventInAnotherTransaction(t *testing.T) {
 			<-inside
 			var got []string
 			go func() {
-				second <- subscriber.Once(t.Context(), db.Pinned, "s", "n", batch,
+				second <- inbox.Once(t.Context(), db.Pinned, "s", "n", batch,
 					func(_ context.Context, _ pgx.Tx, fresh []subscriber.Delivery) error {
 						got = idsOf(fresh)
 						return nil
@@ -237,7 +238,7 @@ func TestOnce_forgetsThatItWasAskedAgainWhenTheEffectFails(t *testing.T) {
 	once(t, db, "s", "n", batch)
 	asked := serverTime(t, db)
 	broken := errors.New("broken")
-	err := subscriber.Once(t.Context(), db.Pinned, "s", "n", again(asked, batch),
+	err := inbox.Once(t.Context(), db.Pinned, "s", "n", again(asked, batch),
 		func(context.Context, pgx.Tx, []subscriber.Delivery) error { return broken })
 	if !errors.Is(err, broken) {
 		t.Errorf("Once = %v, want %v", err, broken)

@@ -1,4 +1,4 @@
-package subscriber_test
+package inbox_test
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/backendstart/walpost/internal/subscriber"
+	"github.com/backendstart/walpost/internal/subscriber/inbox"
 	"github.com/backendstart/walpost/internal/testdb"
 )
 
@@ -27,7 +28,7 @@ func TestOnce_isOverBeforeTheNextLeadershipBegins(t *testing.T) {
 		return err
 	}
 	var took chan int64
-	err := subscriber.Once(t.Context(), db.Pinned, "s", "n", []subscriber.Delivery{under(1, numbered(1))},
+	err := inbox.Once(t.Context(), db.Pinned, "s", "n", []subscriber.Delivery{under(1, numbered(1))},
 		func(ctx context.Context, tx pgx.Tx, fresh []subscriber.Delivery) error {
 			took = make(chan int64, 1)
 			go func() { // what Fence.Lead does, and what the new leader sees when it may begin
@@ -45,7 +46,7 @@ func TestOnce_isOverBeforeTheNextLeadershipBegins(t *testing.T) {
 	if got := <-took; got != 1 {
 		t.Errorf("the new leader sees %d effects of the old one, want the one that was under way", got)
 	}
-	err = subscriber.Once(t.Context(), db.Pinned, "s", "n", []subscriber.Delivery{under(1, numbered(2))}, write)
+	err = inbox.Once(t.Context(), db.Pinned, "s", "n", []subscriber.Delivery{under(1, numbered(2))}, write)
 	if !errors.Is(err, subscriber.ErrOldTerm) {
 		t.Errorf("after that: %v, want ErrOldTerm", err)
 	}
@@ -53,7 +54,7 @@ func TestOnce_isOverBeforeTheNextLeadershipBegins(t *testing.T) {
 
 func TestOnce_saysThatItsSlotIsNotTheRelays(t *testing.T) {
 	db := testdb.New(t)
-	err := subscriber.Once(t.Context(), db.Pinned, "other", "n", []subscriber.Delivery{under(1, numbered(1))},
+	err := inbox.Once(t.Context(), db.Pinned, "other", "n", []subscriber.Delivery{under(1, numbered(1))},
 		func(context.Context, pgx.Tx, []subscriber.Delivery) error { return nil })
 	if err == nil || errors.Is(err, subscriber.ErrOldTerm) {
 		t.Errorf("got %v, want an error of its own: no wait for a leader helps", err)

@@ -1,4 +1,6 @@
-package subscriber
+// Package inbox lets a subscriber that writes to the relay's database have its effect once: what is done is recorded in
+// the transaction of the effect. It must not be imported by package subscriber or lane, which know no database.
+package inbox
 
 import (
 	"context"
@@ -9,6 +11,7 @@ import (
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/store"
+	"github.com/backendstart/walpost/internal/subscriber"
 )
 
 // Once gives an effect that is not idempotent by itself, such as counting, exactly once per event.
@@ -29,13 +32,13 @@ import (
 // it, also if the replay breaks off and begins again.
 //
 // Where deliveries carry a term, the transaction is part of that leadership of the slot: when another relay
-// has led it since, nothing happens and the error is ErrOldTerm.
+// has led it since, nothing happens and the error is subscriber.ErrOldTerm.
 //
 // Sources are apart, and so are two events of a source that had one id at different times; see
 // event.Identity. Once is safe for concurrent use.
 func Once(
-	ctx context.Context, pool *postgres.Pool, slot, subscriber string, deliveries []Delivery,
-	effect func(ctx context.Context, tx pgx.Tx, fresh []Delivery) error,
+	ctx context.Context, pool *postgres.Pool, slot, name string, deliveries []subscriber.Delivery,
+	effect func(ctx context.Context, tx pgx.Tx, fresh []subscriber.Delivery) error,
 ) error {
 	// InTx is read committed: a stricter level answers a concurrent record with a serialization failure,
 	// where this one waits and looks again. (PostgreSQL manual, "Read Committed Isolation Level")
@@ -43,9 +46,9 @@ func Once(
 		return nil
 	}
 	return postgres.InTx(ctx, pool, func(tx pgx.Tx) error {
-		fresh, err := record(ctx, tx, slot, subscriber, deliveries)
+		fresh, err := record(ctx, tx, slot, name, deliveries)
 		if err != nil {
-			return fmt.Errorf("record events in inbox of %s: %w", subscriber, err)
+			return fmt.Errorf("record events in inbox of %s: %w", name, err)
 		}
 		if len(fresh) == 0 {
 			return nil
@@ -55,7 +58,7 @@ func Once(
 }
 
 // record returns the deliveries that were not in the inbox.
-func record(ctx context.Context, tx pgx.Tx, slot, subscriber string, deliveries []Delivery) ([]Delivery, error) {
+func record(ctx context.Context, tx pgx.Tx, slot, name string, deliveries []subscriber.Delivery) ([]subscriber.Delivery, error) {
 	effects := new(store.Effects)
 	for _, delivery := range deliveries {
 		effects.Add(delivery.Identity(), delivery.Again)
@@ -64,7 +67,7 @@ func record(ctx context.Context, tx pgx.Tx, slot, subscriber string, deliveries 
 	batch := &pgx.Batch{}
 	HoldTerm(batch, tx, slot, deliveries[0].Term)
 	var recorded []event.Identity
-	store.QueueRecordEffects(batch, slot, subscriber, effects, func(fresh []event.Identity) { recorded = fresh })
+	store.QueueRecordEffects(batch, slot, name, effects, func(fresh []event.Identity) { recorded = fresh })
 	if err := tx.SendBatch(ctx, batch).Close(); err != nil {
 		return nil, err
 	}
@@ -72,7 +75,7 @@ func record(ctx context.Context, tx pgx.Tx, slot, subscriber string, deliveries 
 	for _, identity := range recorded {
 		isNew[identity] = true
 	}
-	var fresh []Delivery
+	var fresh []subscriber.Delivery
 	for _, delivery := range deliveries {
 		if isNew[delivery.Identity()] {
 			fresh = append(fresh, delivery)
