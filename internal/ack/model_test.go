@@ -132,7 +132,7 @@ func (m *model) pay(tracker tracked, random *rand.Rand) {
 	}
 	after := m.owesSince(s)
 	m.ended = m.ended || before != nil && (after == nil || *after != *before)
-	tracker.Owes(s, after)
+	tracker.Owes(s, after, after)
 }
 
 func (m *model) owesSince(s int) *event.Position {

@@ -19,7 +19,7 @@ type tracked interface {
 	Take() ack.Settled
 	Recorded(s ack.Settled, confirm event.LSN)
 	Secure(deliveries []*ack.Delivery)
-	Owes(subscriber int, oldest *event.Position)
+	Owes(subscriber int, oldest, holds *event.Position)
 	OwesSince(subscriber int) *event.Position
 	OpenAmong(events []event.Identity) map[event.Identity]bool
 	Passed() event.LSN

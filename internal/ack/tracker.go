@@ -101,6 +101,7 @@ type sub struct {
 	open           int
 	bytes          int64           // of the open ones
 	owed           *event.Position // oldest waiting delivery, nil without debt
+	holds          *event.Position // oldest waiting delivery that the server would still send again
 	unknown        bool            // no one has looked yet whether there is debt
 }
 
@@ -215,6 +216,10 @@ func (t *Tracker) Secure(deliveries []*Delivery) {
 			position := d.Event.Position
 			s.owed = &position
 		}
+		if s.holds == nil || d.Event.Position.Compare(*s.holds) < 0 {
+			position := d.Event.Position
+			s.holds = &position
+		}
 		t.end(d, true, 0)
 	}
 }
@@ -243,18 +248,27 @@ func (t *Tracker) AwaitOwes(subscriber int) {
 	t.subs[subscriber].unknown = true
 }
 
-// Owes tells how far back a subscriber's debt reaches; nil means that nothing is waiting. Secure only
-// ever moves it back, so whoever calls Owes must have looked after its last Secure.
-func (t *Tracker) Owes(subscriber int, oldest *event.Position) {
+// Owes tells how far back a subscriber's debt reaches; nil means that nothing is waiting. holds is the oldest that the
+// server would still send again: what stands below the confirmed position holds nothing back. Secure only ever moves
+// them back, so whoever calls Owes must have looked after its last Secure.
+func (t *Tracker) Owes(subscriber int, oldest, holds *event.Position) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	before := t.subs[subscriber].owed
-	t.subs[subscriber].owed = oldest
-	t.subs[subscriber].unknown = false
-	if before != nil && (oldest == nil || *oldest != *before) {
+	s := &t.subs[subscriber]
+	before := s.holds
+	s.owed, s.holds, s.unknown = oldest, holds, false
+	if before != nil && (holds == nil || *holds != *before) {
 		t.ended = true // paid: a reason to record what may be confirmed now
 		signal(t.moved)
 	}
+}
+
+// HoldsSince returns the position of the oldest waiting delivery of a subscriber that holds the confirmed position back,
+// nil if none does.
+func (t *Tracker) HoldsSince(subscriber int) *event.Position {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.subs[subscriber].holds
 }
 
 // OwesSince returns the position of a subscriber's oldest waiting delivery, nil without debt.
@@ -388,10 +402,10 @@ func (t *Tracker) Take() Settled {
 		if t.subs[i].unknown {
 			s.Finished = t.confirmed
 		}
-		if owed := t.subs[i].owed; owed != nil {
+		if holds := t.subs[i].holds; holds != nil {
 			// The server sends a transaction again if its commit record starts at or after the position
 			// that is confirmed, so the start itself keeps the transaction and lets go all before it.
-			s.Finished = min(s.Finished, owed.Commit)
+			s.Finished = min(s.Finished, holds.Commit)
 		}
 	}
 	s.Finished = max(s.Finished, t.confirmed)

@@ -59,9 +59,10 @@ func (s *script) step(t *testing.T, words []string) {
 	case "secure":
 		s.Secure([]*ack.Delivery{s.delivery(t, rest)})
 	case "owes": // since the commit of a transaction
-		s.Owes(int(lsn(t, rest[0])), &event.Position{Commit: lsn(t, rest[1])})
+		since := &event.Position{Commit: lsn(t, rest[1])}
+		s.Owes(int(lsn(t, rest[0])), since, since)
 	case "paid":
-		s.Owes(int(lsn(t, rest[0])), nil)
+		s.Owes(int(lsn(t, rest[0])), nil, nil)
 	default:
 		t.Fatalf("no step %q", verb)
 	}

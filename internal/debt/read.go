@@ -2,6 +2,7 @@ package debt
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -309,8 +310,37 @@ func (s *Store) Look(ctx context.Context, subscriber string) (lane.Look, error) 
 		look.Oldest.Epoch, look.Oldest.Ordinal = *epoch, *ordinal
 		look.Oldest.Commit, err = event.ParseLSN(*commit)
 	}
+	if err == nil && look.Any {
+		look.Holds, err = s.holds(ctx, subscriber)
+	}
 	if err != nil {
 		return lane.Look{}, fmt.Errorf("look for the debt of %q: %w", subscriber, err)
 	}
 	return look, nil
+}
+
+// holds is the position of the oldest waiting delivery that is not below what is recorded as confirmed, nil for none.
+func (s *Store) holds(ctx context.Context, subscriber string) (*event.Position, error) {
+	var at event.Position
+	var confirmed event.LSN
+	slot, err := store.ReadSlotRecord(ctx, s.pool, s.slot)
+	switch {
+	case err != nil:
+		return nil, err
+	case slot != nil:
+		at.Epoch, confirmed = slot.Epoch, slot.Confirmed
+	}
+	var commit string
+	err = s.pool.QueryRow(ctx, `
+		SELECT epoch, commit_lsn::text, ordinal FROM walpost.owed
+		WHERE slot = $1 AND subscriber = $2 AND state = 'waiting' AND (epoch, commit_lsn, ordinal) >= ($3::int, $4::text::pg_lsn, 0)
+		ORDER BY epoch, commit_lsn, ordinal LIMIT 1`, s.slot, subscriber, at.Epoch, confirmed.String()).Scan(&at.Epoch, &commit, &at.Ordinal)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	at.Commit, err = event.ParseLSN(commit)
+	return &at, err
 }

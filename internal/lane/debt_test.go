@@ -242,6 +242,7 @@ func (d *debt) Look(context.Context, string) (lane.Look, error) {
 	for _, r := range d.inOrder() {
 		if r.state == lane.StateWaiting {
 			look.Oldest, look.Any, look.OldestAt = r.Event.Position, true, r.Event.CommittedAt
+			look.Holds = &look.Oldest
 			break
 		}
 	}

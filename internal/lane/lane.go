@@ -71,7 +71,7 @@ type Acks interface {
 	Finish(ends ...ack.End)
 	Secure(deliveries []*ack.Delivery)
 	Secured(subscriber int) event.Position
-	Owes(subscriber int, oldest *event.Position)
+	Owes(subscriber int, oldest, holds *event.Position)
 }
 
 // Stream tells a lane what it must know about its surroundings.

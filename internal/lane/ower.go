@@ -130,6 +130,9 @@ type Look struct {
 	// Oldest is the position of the oldest waiting delivery; Any is false when there is none.
 	Oldest event.Position
 	Any    bool
+	// Holds is the position of the oldest one that is not below the slot's confirmed position: the server would still
+	// send it again. nil when there is none.
+	Holds *event.Position
 	// OldestAt is when that event committed.
 	OldestAt time.Time
 }

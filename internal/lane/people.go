@@ -24,7 +24,7 @@ func (d *desk) look(ctx context.Context) error {
 	if look.Any {
 		oldest = &look.Oldest
 	}
-	l.acks.Owes(l.number, oldest)
+	l.acks.Owes(l.number, oldest, look.Holds)
 	if err := d.lookForBlocked(ctx); err != nil {
 		return err
 	}

@@ -210,7 +210,7 @@ func (r *Relay) subscribers(tracker *ack.Tracker) []Subscriber {
 // holding is how much WAL is kept for a subscriber alone: from its oldest event that is open or owed to
 // the end, unless the WAL budget has let that go.
 func (r *Relay) holding(tracker *ack.Tracker, subscriber int) int64 {
-	oldest := tracker.OwesSince(subscriber)
+	oldest := tracker.HoldsSince(subscriber)
 	if _, open := tracker.OpenOf(subscriber); open != nil && (oldest == nil || open.Position.Compare(*oldest) < 0) {
 		oldest = &open.Position
 	}

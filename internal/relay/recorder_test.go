@@ -48,7 +48,7 @@ func TestRecorder_confirmsAQuietOutboxAfterAMinute(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const start = event.LSN(1 << 30)
 		tracker := ack.New(ack.Window{Events: 10, Bytes: 1 << 20}, 1, start)
-		tracker.Owes(0, nil)
+		tracker.Owes(0, nil, nil)
 		var received atomic.Uint64
 		received.Store(uint64(start))
 		ledger := &written{}

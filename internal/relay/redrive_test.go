@@ -9,7 +9,9 @@ import (
 	"testing"
 
 	"github.com/backendstart/walpost/internal/debt"
+	"github.com/backendstart/walpost/internal/relay"
 	"github.com/backendstart/walpost/internal/subscriber"
+	"github.com/backendstart/walpost/internal/subscriber/subscribertest"
 	"github.com/backendstart/walpost/internal/testdb"
 )
 
@@ -131,4 +133,37 @@ func TestRelay_sendsWhatWasTooLargeWhenTheLimitIsRaised(t *testing.T) {
 		t.Errorf("delivered %v", got)
 	}
 	eventually(t, "its mark", func() bool { return unmarked(db) == 0 })
+}
+
+// S-95: an old dead letter is redriven and fails again. It stands below the confirmed position, so the server would not
+// send it again whatever is confirmed: it holds back no WAL.
+func TestRelay_confirmsAlthoughAnOldDeadLetterIsRedrivenInVain(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	sub := newChanging("sub", refusing("old"))
+	o := owing(options(t, db, sub))
+	o.WALBudget = relay.Unlimited
+	streaming(t, o)
+	insert(db, "old", "a")
+	eventually(t, "a dead letter", func() bool { return owed(db, "sub", "dead") == 1 })
+	insert(db, "later", "b")
+	eventually(t, "the slot has passed both", confirmedPast(db, db.Text(`SELECT pg_current_wal_insert_lsn()::text`)))
+	sub.behave(func(ctx context.Context, d subscriber.Delivery) error {
+		if d.ID == "old" {
+			return errAway
+		}
+		return nil
+	})
+	redrive(t, db, "old")
+	eventually(t, "it fails again", func() bool {
+		return slices.ContainsFunc(sub.Calls(), func(c subscribertest.Call) bool { return c.EventID == "old" && c.Err == errAway })
+	})
+	insert(db, "live", "b")
+	eventually(t, "the slot has passed what is live", confirmedPast(db, db.Text(`SELECT pg_current_wal_insert_lsn()::text`)))
+	if got := owed(db, "sub", "waiting"); got != 1 {
+		t.Errorf("%d wait, want the one that is redriven", got)
+	}
+	if got := metric(t, o, "walpost_holding_wal_bytes", "subscriber=sub"); got != 0 {
+		t.Errorf("it holds %v bytes of WAL, want none", got)
+	}
 }

@@ -397,6 +397,7 @@ func (m *Memory) Look(ctx context.Context, subscriber string) (lane.Look, error)
 	if i := slices.IndexFunc(a.order, func(r *row) bool { return r.state == lane.StateWaiting }); i >= 0 {
 		oldest := a.order[i].Event
 		look.Any, look.Oldest, look.OldestAt = true, oldest.Position, oldest.CommittedAt
+		look.Holds = &look.Oldest
 	}
 	return look, nil
 }
