@@ -49,11 +49,11 @@ type Discarded struct {
 // Answer is what became of an event that somebody named: one for each delivery, or one without subscriber
 // and source that it is owed to nobody.
 type Answer struct {
-	Event      string    `json:"event"`
-	Subscriber string    `json:"subscriber,omitempty"`
-	Source     string    `json:"source,omitempty"`
-	Occurrence string    `json:"occurrence,omitempty"`
-	Result     debt.Fate `json:"result"`
+	Event      string      `json:"event"`
+	Subscriber string      `json:"subscriber,omitempty"`
+	Source     string      `json:"source,omitempty"`
+	Occurrence string      `json:"occurrence,omitempty"`
+	Result     debt.Result `json:"result"`
 	// Detail says the result in words.
 	Detail string `json:"detail"`
 }
@@ -85,7 +85,7 @@ func (a *Service) Discard(ctx context.Context, filter debt.Filter, who, why stri
 func answersOf(outcome debt.Outcome) []Answer {
 	var answers []Answer
 	for _, a := range outcome.Answers {
-		answers = append(answers, Answer{a.Event, a.Subscriber, a.Source, a.Occurrence, a.Fate, a.String()})
+		answers = append(answers, Answer{a.Event, a.Subscriber, a.Source, a.Occurrence, a.Result, a.String()})
 	}
 	return answers
 }

@@ -190,7 +190,7 @@ func (c owedDiscard) Run(r *run) error {
 		if err != nil {
 			return err
 		}
-		return allOf(discarded.Events, "not discarded", debt.Discarded, debt.Settled)
+		return allOf(discarded.Events, "not discarded", debt.Discarded, debt.Done)
 	})
 }
 
@@ -216,7 +216,7 @@ func printAnswers(w io.Writer, answers []admin.Answer) {
 }
 
 // allOf is an error unless everything that was named has come to one of these ends.
-func allOf(answers []admin.Answer, what string, good ...debt.Fate) error {
+func allOf(answers []admin.Answer, what string, good ...debt.Result) error {
 	bad := 0
 	for _, a := range answers {
 		if !slices.Contains(good, a.Result) {

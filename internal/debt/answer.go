@@ -28,61 +28,61 @@ type Answer struct {
 	Event string
 	// Subscriber, Source and Occurrence are "" where the event is owed to nobody.
 	Subscriber, Source, Occurrence string
-	Fate                           Fate
-	// Invalid is why the event is no valid one, where that is its Fate.
+	Result                         Result
+	// Invalid is why the event is no valid one, where that is its Result.
 	Invalid string
 }
 
-// Fate is what became of a delivery.
-type Fate string
+// Result is what became of a delivery.
+type Result string
 
-// The fates. What is not Redriven or Discarded was left as it is.
+// The results. What is not Redriven or Discarded was left as it is.
 const (
-	Redriven  Fate = "redriven"
-	Discarded Fate = "discarded"
-	Waiting   Fate = "waiting"  // is sent by itself, and may be in its handler at this moment
-	LeftDead  Fate = "dead"     // does not fit the rest of the filter, or came after its limit
-	Settled   Fate = "paid"     // was delivered or discarded already
-	Unsound   Fate = "invalid"  // a copy of an event that is no valid one
-	Homeless  Fate = "gone"     // its subscriber is in no configuration
-	NotOwed   Fate = "not owed" // nothing is recorded of it
+	Redriven  Result = "redriven"
+	Discarded Result = "discarded"
+	Waiting   Result = "waiting"  // is sent by itself, and may be in its handler at this moment
+	LeftDead  Result = "dead"     // does not fit the rest of the filter, or came after its limit
+	Done      Result = "paid"     // was delivered or discarded already
+	Invalid   Result = "invalid"  // a copy of an event that is no valid one
+	Orphaned  Result = "gone"     // its subscriber is in no configuration
+	NotOwed   Result = "not owed" // nothing is recorded of it
 )
 
 // String says it in a sentence for people.
 func (a Answer) String() string {
-	switch a.Fate {
+	switch a.Result {
 	case Waiting:
 		return "waits already: it is sent by itself, and may be in its handler now"
 	case LeftDead:
 		return "left dead: the other filters or the limit do not choose it"
-	case Settled:
+	case Done:
 		return "was delivered or discarded already"
-	case Unsound:
-		return "cannot be sent: " + a.Invalid + "; insert the event anew and discard this one"
-	case Homeless:
+	case Invalid:
+		return "cannot be sent: " + a.Invalid + "; insert the event again and discard this one"
+	case Orphaned:
 		return "nobody would send it: its subscriber has left the configuration; put it back and start the relay, or discard it"
 	case NotOwed:
 		return "is owed to nobody: it was delivered or discarded, or it does not exist"
 	case Redriven, Discarded:
 	}
-	return string(a.Fate)
+	return string(a.Result)
 }
 
 // answers looks up what became of the events that a filter names; changed were changed by this call,
 // whatever has happened to them since.
-func (s *Store) answers(ctx context.Context, c change, changed []spot) ([]Answer, error) {
+func (s *Store) answers(ctx context.Context, c change, changed []deliveryKey) ([]Answer, error) {
 	if len(c.filter.Events) == 0 {
 		return nil, nil
 	}
 	found := make(map[string][]Answer)
-	done := make(map[spot]bool)
+	done := make(map[deliveryKey]bool)
 	for _, at := range changed {
-		at.position = spot{}.position
+		at.position = deliveryKey{}.position
 		done[at] = true
 		id := at.event.ID
-		found[id] = append(found[id], Answer{Event: id, Occurrence: at.event.Occurrence, Subscriber: at.subscriber, Source: at.event.Source, Fate: c.fate})
+		found[id] = append(found[id], Answer{Event: id, Occurrence: at.event.Occurrence, Subscriber: at.subscriber, Source: at.event.Source, Result: c.result})
 	}
-	sql := `SELECT o.event_id, o.source, o.occurrence, o.subscriber, o.state, o.invalid, ` + unsound + `, ` + sendable + `
+	sql := `SELECT o.event_id, o.source, o.occurrence, o.subscriber, o.state, o.invalid, ` + neverValid + `, ` + sendable + `
 		FROM walpost.owed o WHERE o.slot = $1 AND o.event_id = ANY ($2)
 		AND ($3 IN ('', o.subscriber)) AND ($4 IN ('', o.source)) AND ($5 IN ('', o.occurrence))`
 	rows, err := s.pool.Query(ctx, sql, s.slot, c.filter.Events, c.filter.Subscriber, c.filter.Source, c.filter.Occurrence)
@@ -90,25 +90,25 @@ func (s *Store) answers(ctx context.Context, c change, changed []spot) ([]Answer
 		return nil, fmt.Errorf("look up what became of %d events: %w", len(c.filter.Events), err)
 	}
 	var (
-		at                spot
+		at                deliveryKey
 		state             lane.State
 		invalid           string
-		isUnsound, isSent bool
+		isInvalid, isSent bool
 	)
-	_, err = pgx.ForEachRow(rows, []any{&at.event.ID, &at.event.Source, &at.event.Occurrence, &at.subscriber, &state, &invalid, &isUnsound, &isSent}, func() error {
+	_, err = pgx.ForEachRow(rows, []any{&at.event.ID, &at.event.Source, &at.event.Occurrence, &at.subscriber, &state, &invalid, &isInvalid, &isSent}, func() error {
 		if done[at] {
 			return nil
 		}
-		answer := Answer{Event: at.event.ID, Occurrence: at.event.Occurrence, Subscriber: at.subscriber, Source: at.event.Source, Fate: LeftDead}
+		answer := Answer{Event: at.event.ID, Occurrence: at.event.Occurrence, Subscriber: at.subscriber, Source: at.event.Source, Result: LeftDead}
 		switch {
 		case state == lane.StateWaiting:
-			answer.Fate = Waiting
+			answer.Result = Waiting
 		case state == lane.StatePaid:
-			answer.Fate = Settled
-		case c.fate == Redriven && isUnsound:
-			answer.Fate, answer.Invalid = Unsound, invalid
-		case c.fate == Redriven && !isSent:
-			answer.Fate = Homeless
+			answer.Result = Done
+		case c.result == Redriven && isInvalid:
+			answer.Result, answer.Invalid = Invalid, invalid
+		case c.result == Redriven && !isSent:
+			answer.Result = Orphaned
 		}
 		found[at.event.ID] = append(found[at.event.ID], answer)
 		return nil
@@ -120,7 +120,7 @@ func (s *Store) answers(ctx context.Context, c change, changed []spot) ([]Answer
 	for _, id := range c.filter.Events {
 		of := found[id]
 		if of == nil {
-			of = []Answer{{Event: id, Fate: NotOwed}}
+			of = []Answer{{Event: id, Result: NotOwed}}
 		}
 		slices.SortFunc(of, func(a, b Answer) int {
 			return cmp.Or(cmp.Compare(a.Subscriber, b.Subscriber), cmp.Compare(a.Source, b.Source), cmp.Compare(a.Occurrence, b.Occurrence))

@@ -30,11 +30,11 @@ func (s *Store) discard(ctx context.Context, filter Filter, who, why string) (Ou
 		return Outcome{}, err
 	}
 	where, args := filter.where(s.slot)
-	change := change{action: "discard", fate: Discarded, filter: filter, who: who, why: why}
-	return s.inPieces(ctx, change, func(tx pgx.Tx, _ spot, n int) (*piece, error) { return s.choose(ctx, tx, where, args, n) })
+	change := change{action: "discard", result: Discarded, filter: filter, who: who, why: why}
+	return s.inPieces(ctx, change, func(tx pgx.Tx, _ deliveryKey, n int) (*piece, error) { return s.choose(ctx, tx, where, args, n) })
 }
 
-// choose locks deliveries, of any subscribers, and prepares what settles them.
+// choose locks deliveries, of any subscribers, and prepares what discards them.
 func (s *Store) choose(ctx context.Context, tx pgx.Tx, where string, args []any, limit int) (*piece, error) {
 	rows, err := tx.Query(ctx, `
 		SELECT o.subscriber, o.source, o.event_id, o.occurrence, o.row_id FROM walpost.owed o
@@ -47,7 +47,7 @@ func (s *Store) choose(ctx context.Context, tx pgx.Tx, where string, args []any,
 	chosen := new(piece)
 	tables := s.current()
 	_, err = pgx.ForEachRow(rows, []any{&subscriber, &e.Source, &e.ID, &e.Occurrence, &e.Row}, func() error {
-		chosen.spots = append(chosen.spots, spot{subscriber: subscriber, event: e.Identity()})
+		chosen.keys = append(chosen.keys, deliveryKey{subscriber: subscriber, event: e.Identity()})
 		chosen.batch.Queue(`UPDATE walpost.owed SET `+becomesPaid+`, mark = $6 WHERE `+theDelivery,
 			append(delivery(s.slot, e.Identity(), subscriber), mayMark(tables, &e))...)
 		return nil

@@ -47,8 +47,8 @@ type MarkQuery struct {
 
 // MarkRound is what came of one call of MarkRows.
 type MarkRound struct {
-	// Settled is how many paid deliveries were dealt with, Left how many have to wait for something.
-	Settled, Left int
+	// Done is how many paid deliveries were dealt with, Left how many have to wait for something.
+	Done, Left int
 	// Locked are rows that another session has locked.
 	Locked []LockedRow
 	// Next is where the next round begins; nil when nothing is left beyond.
@@ -75,7 +75,7 @@ type unmarked struct {
 
 // MarkRows marks rows of events that are paid or discarded: those of which nothing is waiting, dead or open any
 // more, and that the stream is past. It is called by one goroutine of the leader alone, which is why two
-// payments at the same time cannot each leave the mark to the other. What is settled is removed, or kept as
+// payments at the same time cannot each leave the mark to the other. What is done is removed, or kept as
 // paid as long as the stream may bring it again.
 //
 // Of an event that is waiting or dead for another subscriber nothing is kept: what ends that delivery leaves a
@@ -102,7 +102,7 @@ func (s *Store) MarkRows(ctx context.Context, query MarkQuery) (MarkRound, error
 		if wait, err = s.markFound(ctx, tx, found, wait, query.Passed.Epoch, &round); err != nil {
 			return err
 		}
-		return s.settlePaid(ctx, tx, found, wait, &round)
+		return s.removeMarked(ctx, tx, found, wait, &round)
 	})
 	if err != nil {
 		return MarkRound{}, fmt.Errorf("mark rows of what is paid: %w", err)
@@ -208,9 +208,9 @@ func (s *Store) markFound(ctx context.Context, tx pgx.Tx, found []unmarked, wait
 	return waits, nil
 }
 
-// settlePaid removes what was found, but what has to wait. A delivery whose event the stream may bring again
+// removeMarked removes what was found, but what has to wait. A delivery whose event the stream may bring again
 // after a restart is kept: that is how it is known.
-func (s *Store) settlePaid(ctx context.Context, tx pgx.Tx, found []unmarked, wait map[event.Identity]bool, round *MarkRound) error {
+func (s *Store) removeMarked(ctx context.Context, tx pgx.Tx, found []unmarked, wait map[event.Identity]bool, round *MarkRound) error {
 	passed, err := s.passed(ctx, tx)
 	if err != nil {
 		return err
@@ -223,7 +223,7 @@ func (s *Store) settlePaid(ctx context.Context, tx pgx.Tx, found []unmarked, wai
 			round.Left++
 			continue
 		}
-		round.Settled++
+		round.Done++
 		sql := `UPDATE walpost.owed SET mark = false WHERE ` + theDelivery
 		if last := u.LastOf(); u.subscriber == forAll || last.Compare(passed[forAll]) < 0 || last.Compare(passed[u.subscriber]) <= 0 {
 			sql = `DELETE FROM walpost.owed WHERE ` + theDelivery

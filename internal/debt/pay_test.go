@@ -44,7 +44,7 @@ func markPassed(t testing.TB, store *debt.Store, passed event.LSN, open ...*even
 		if err != nil {
 			t.Fatal(err)
 		}
-		all.Settled += round.Settled
+		all.Done += round.Done
 		all.Left += round.Left
 		all.Locked = append(all.Locked, round.Locked...)
 		if all.Next = round.Next; all.Next == nil {
@@ -213,7 +213,7 @@ func TestMarkRows_waitsForARowThatIsNotVisibleYet(t *testing.T) {
 	gone := &event.Event{Source: "lessons", ID: "e0", Occurrence: written, Type: "t", Row: "0", XID: xid - 1, Position: event.Position{Epoch: 1, Commit: 4}}
 	record(t, store, "sub", e, gone)
 	pay(t, store, "sub", 16, lane.Paid{Event: e}, lane.Paid{Event: gone})
-	if round := markRows(t, store); round.Left != 1 || round.Settled != 1 {
+	if round := markRows(t, store); round.Left != 1 || round.Done != 1 {
 		t.Errorf("got %+v, want the hidden one left, and nothing kept of the one that its owner deleted", round)
 	}
 	if err := writer.Commit(t.Context()); err != nil {

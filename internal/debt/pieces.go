@@ -29,19 +29,19 @@ func (f Filter) Narrow() error {
 // change is what a person does to all deliveries that a filter chooses.
 type change struct {
 	action   string
-	fate     Fate // of a delivery that is changed
+	result   Result // of a delivery that is changed
 	filter   Filter
 	who, why string
 }
 
 // piece are deliveries that are locked, and what is about to be done to them in the same transaction.
 type piece struct {
-	spots []spot
+	keys  []deliveryKey
 	batch pgx.Batch
 }
 
-// spot is where a delivery stands in walpost.owed.
-type spot struct {
+// deliveryKey is the key of a row of walpost.owed.
+type deliveryKey struct {
 	subscriber string
 	event      event.Identity
 	position   event.Position // where it matters in which order they are changed
@@ -50,11 +50,11 @@ type spot struct {
 // inPieces makes a change in transactions of at most maxRows deliveries: nobody waits long for a lock, and
 // each piece takes effect at once. choose locks at most n of them; it is told the last one before. All
 // pieces together are one row of the audit.
-func (s *Store) inPieces(ctx context.Context, c change, choose func(tx pgx.Tx, after spot, n int) (*piece, error)) (Outcome, error) {
+func (s *Store) inPieces(ctx context.Context, c change, choose func(tx pgx.Tx, after deliveryKey, n int) (*piece, error)) (Outcome, error) {
 	var (
 		outcome Outcome
-		changed []spot // of events that were named
-		last    spot
+		changed []deliveryKey // of events that were named
+		last    deliveryKey
 		note    int64 // in the audit
 	)
 	for {
@@ -66,15 +66,15 @@ func (s *Store) inPieces(ctx context.Context, c change, choose func(tx pgx.Tx, a
 		var noted int64
 		err := s.inTx(ctx, func(tx pgx.Tx) (err error) {
 			chosen, err = choose(tx, last, n)
-			if err != nil || len(chosen.spots) == 0 {
+			if err != nil || len(chosen.keys) == 0 {
 				return err
 			}
 			if note == 0 {
 				facts := c.filter.facts()
-				facts["deliveries"] = len(chosen.spots)
+				facts["deliveries"] = len(chosen.keys)
 				noted, err = store.Audit(ctx, tx, s.slot, c.who, c.action, facts, c.why)
 			} else {
-				noted, err = store.AuditMore(ctx, tx, s.slot, note, len(chosen.spots))
+				noted, err = store.AuditMore(ctx, tx, s.slot, note, len(chosen.keys))
 			}
 			if err != nil {
 				return err
@@ -84,13 +84,13 @@ func (s *Store) inPieces(ctx context.Context, c change, choose func(tx pgx.Tx, a
 		if err != nil {
 			return outcome, err
 		}
-		found := len(chosen.spots)
+		found := len(chosen.keys)
 		if found > 0 {
-			last, note = chosen.spots[found-1], noted
+			last, note = chosen.keys[found-1], noted
 			store.Announce(ctx, s.pool, s.slot)
 		}
 		if len(c.filter.Events) > 0 {
-			changed = append(changed, chosen.spots...)
+			changed = append(changed, chosen.keys...)
 		}
 		if outcome.Deliveries += found; found < n || outcome.Deliveries == c.filter.Limit {
 			break

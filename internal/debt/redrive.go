@@ -41,8 +41,8 @@ func (s *Store) redrive(ctx context.Context, filter Filter, who, why string) (Ou
 	if err != nil {
 		return Outcome{}, err
 	}
-	change := change{action: "redrive", fate: Redriven, filter: filter, who: who, why: why}
-	outcome, err := s.inPieces(ctx, change, func(tx pgx.Tx, after spot, n int) (*piece, error) {
+	change := change{action: "redrive", result: Redriven, filter: filter, who: who, why: why}
+	outcome, err := s.inPieces(ctx, change, func(tx pgx.Tx, after deliveryKey, n int) (*piece, error) {
 		chosen := new(piece)
 		for _, name := range subscribers[max(0, slices.Index(subscribers, after.subscriber)):] {
 			of := filter
@@ -51,7 +51,7 @@ func (s *Store) redrive(ctx context.Context, filter Filter, who, why string) (Ou
 			if name == after.subscriber {
 				from = after.position
 			}
-			if err := s.chooseDead(ctx, tx, chosen, of, from, n-len(chosen.spots)); err != nil || len(chosen.spots) == n {
+			if err := s.chooseDead(ctx, tx, chosen, of, from, n-len(chosen.keys)); err != nil || len(chosen.keys) == n {
 				return chosen, err
 			}
 		}
@@ -110,21 +110,21 @@ func (s *Store) chooseDead(ctx context.Context, tx pgx.Tx, chosen *piece, filter
 	n := len(args)
 	rows, err := tx.Query(ctx, `
 		SELECT o.subscriber, o.source, o.event_id, o.occurrence, o.epoch, o.commit_lsn::text, o.ordinal FROM walpost.owed o
-		WHERE `+where+` AND NOT (`+unsound+`)`+fmt.Sprintf(`
+		WHERE `+where+` AND NOT (`+neverValid+`)`+fmt.Sprintf(`
 		AND (o.epoch, o.commit_lsn, o.ordinal) > ($%d::int, $%d::text::pg_lsn, $%d::bigint)`, n+1, n+2, n+3)+`
 		ORDER BY o.epoch, o.commit_lsn, o.ordinal LIMIT `+strconv.Itoa(limit)+` FOR UPDATE`,
 		append(args, after.Epoch, after.Commit.String(), after.Ordinal)...)
 	if err != nil {
 		return err
 	}
-	var at spot
+	var at deliveryKey
 	var commit string
 	of := &at.event
 	_, err = pgx.ForEachRow(rows, []any{&at.subscriber, &of.Source, &of.ID, &of.Occurrence, &at.position.Epoch, &commit, &at.position.Ordinal}, func() (err error) {
 		if at.position.Commit, err = event.ParseLSN(commit); err != nil {
 			return err
 		}
-		chosen.spots = append(chosen.spots, at)
+		chosen.keys = append(chosen.keys, at)
 		chosen.batch.Queue(becomesWaiting, delivery(s.slot, at.event, at.subscriber)...)
 		return nil
 	})
@@ -138,8 +138,8 @@ const becomesWaiting = `
 	    size = CASE invalid WHEN '' THEN size ELSE 2147483647 END
 	WHERE ` + theDelivery
 
-// unsound is true of a delivery, named o, of an event that nothing can make a valid one.
-const unsound = `o.copied AND o.invalid <> ''`
+// neverValid is true of a delivery, named o, of an event that nothing can make a valid one.
+const neverValid = `o.copied AND o.invalid <> ''`
 
 // sendable is true of a delivery, named o, whose subscriber is in the configuration.
 var sendable = store.ConfiguredSQL("o.slot", "o.subscriber")
@@ -163,9 +163,9 @@ func (s *Store) Redrivable(ctx context.Context, filter Filter) (counts []Redriva
 			return err
 		}
 		rows, err := tx.Query(ctx, `
-			SELECT subscriber, count(*) FILTER (WHERE sendable AND NOT unsound), count(*) FILTER (WHERE unsound),
-			       count(*) FILTER (WHERE NOT sendable AND NOT unsound)
-			FROM (SELECT o.subscriber, `+sendable+` AS sendable, `+unsound+` AS unsound FROM walpost.owed o WHERE `+where+`) o
+			SELECT subscriber, count(*) FILTER (WHERE sendable AND NOT neverValid), count(*) FILTER (WHERE neverValid),
+			       count(*) FILTER (WHERE NOT sendable AND NOT neverValid)
+			FROM (SELECT o.subscriber, `+sendable+` AS sendable, `+neverValid+` AS neverValid FROM walpost.owed o WHERE `+where+`) o
 			GROUP BY 1 ORDER BY 1`, args...)
 		if err != nil {
 			return err

@@ -22,11 +22,11 @@ func redrive(t *testing.T, store *debt.Store, filter debt.Filter) debt.Outcome {
 	return outcome
 }
 
-// told is what is answered about events, as event/subscriber:fate.
+// told is what is answered about events, as event/subscriber:result.
 func told(outcome debt.Outcome) string {
 	var answers []string
 	for _, a := range outcome.Answers {
-		answers = append(answers, fmt.Sprintf("%s/%s:%s", a.Event, a.Subscriber, a.Fate))
+		answers = append(answers, fmt.Sprintf("%s/%s:%s", a.Event, a.Subscriber, a.Result))
 	}
 	return strings.Join(answers, " ")
 }

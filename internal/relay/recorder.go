@@ -175,7 +175,7 @@ func (r *recorder) markOnce(ctx context.Context) {
 		r.markAt = time.Now()
 		return
 	}
-	r.endPass(ctx, round.Settled > 0)
+	r.endPass(ctx, round.Done > 0)
 }
 
 // endPass is called when all rows that are still to be marked were looked at. Where many of them have to wait, a

@@ -336,7 +336,7 @@ func (m *Memory) MarkRows(ctx context.Context, query debt.MarkQuery) (debt.MarkR
 			round.Left++
 			continue
 		}
-		round.Settled++
+		round.Done++
 		r.mark = false
 		if !m.owes(events[i]) {
 			m.setMark(events[i], r.Attempts)
