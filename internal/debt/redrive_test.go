@@ -50,7 +50,7 @@ func TestRedrive_makesWhatFitsWaitAtItsPlace(t *testing.T) {
 	want(t, "attempts", first.Attempts, 2)
 	want(t, "error", first.Err, "503")
 	want(t, "is due", first.NextAttempt.IsZero(), true)
-	want(t, "its limits begin anew", first.FirstFailure.IsZero(), true)
+	want(t, "its limits begin again", first.FirstFailure.IsZero(), true)
 	want(t, "still dead", db.Text(`SELECT string_agg(subscriber || event_id, ' ' ORDER BY subscriber) FROM walpost.owed WHERE state = 'dead'`), "ae4 be1")
 	want(t, "audit", db.Text(`SELECT who || ' ' || action || ' ' || why || ' ' || (what - 'x')::text FROM walpost.audit`),
 		`me redrive mended {"error": "503", "state": "dead", "deliveries": 2, "subscriber": "a"}`)
@@ -77,7 +77,7 @@ func TestRedrive_tellsOfEachEventWhatBecameOfIt(t *testing.T) {
 	want(t, "redriven", outcome.Deliveries, 2)
 	want(t, "left", fmt.Sprint(outcome.Invalid, outcome.Gone), "1 1")
 	want(t, "told", told(outcome), "e1/a:waiting e1/b:redriven e1/left:gone e2/a:redriven e3/a:waiting e4/a:paid e5/a:invalid e6/:not owed")
-	if got := outcome.Answers[6].String(); !strings.Contains(got, "its type is empty") || !strings.Contains(got, "anew") {
+	if got := outcome.Answers[6].String(); !strings.Contains(got, "its type is empty") || !strings.Contains(got, "insert the event again") {
 		t.Errorf("an invalid one is told %q", got)
 	}
 	want(t, "told of one subscriber", told(redrive(t, store, debt.Filter{Events: []string{"e1"}, Subscriber: "b", Source: "lessons"})), "e1/b:waiting")
@@ -162,7 +162,7 @@ func TestRedrive_inPiecesShowsEachToTheRelayInOneRowOfTheAudit(t *testing.T) {
 	want(t, "audited", db.Text(`SELECT string_agg(what->>'deliveries', ' ') FROM walpost.audit`), "1001")
 }
 
-// An event over max_event has no copy. It is judged anew by the limit of the day on which it is read.
+// An event over max_event has no copy. It is judged again by the limit of the day on which it is read.
 func TestRedrive_judgesAnewWhatWasTooLarge(t *testing.T) {
 	db := testdb.New(t)
 	events := fill(t, db, 3)
