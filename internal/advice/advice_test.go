@@ -103,6 +103,8 @@ var statements = []statement{
 		changes: []string{"+column outbox.published_at", "-row outbox", "+row outbox"}},
 	{name: "LetRowsWait", before: []string{`UPDATE outbox SET published_at = now()`, `ALTER TABLE outbox ALTER published_at SET DEFAULT now(), ALTER published_at SET NOT NULL`},
 		print: func(*harness) advice.Statement { return advice.LetRowsWait(outbox, "published_at", true, true) }, changes: []string{"~column outbox.published_at"}},
+	{name: "DefaultFalse", before: []string{`ALTER TABLE outbox ADD delivered boolean DEFAULT true`},
+		print: func(*harness) advice.Statement { return advice.DefaultFalse(outbox, "delivered") }, changes: []string{"~column outbox.delivered"}},
 	{name: "SetReplicaIdentity", print: func(*harness) advice.Statement { return advice.SetReplicaIdentity(outbox) }, changes: []string{"~relation outbox"}},
 	{name: "Vacuum", print: func(*harness) advice.Statement { return advice.Vacuum(outbox) }},
 	{name: "AdvanceSequence", before: []string{`INSERT INTO walpost.audit (id, slot, who, action) OVERRIDING SYSTEM VALUE VALUES (100, '{db}', 'x', 'x')`},

@@ -31,6 +31,11 @@ func LetRowsWait(table pgx.Identifier, column string, dropDefault, dropNotNull b
 	return Statement{"ALTER TABLE " + table.Sanitize() + " " + strings.Join(actions, ", ")}
 }
 
+// DefaultFalse lets rows wait whose published column is a boolean.
+func DefaultFalse(table pgx.Identifier, column string) Statement {
+	return Statement{"ALTER TABLE " + table.Sanitize() + " ALTER COLUMN " + quote(column) + " SET DEFAULT false"}
+}
+
 // SetReplicaIdentity lets updates of a table without a primary key be published.
 func SetReplicaIdentity(table pgx.Identifier) Statement {
 	return Statement{"ALTER TABLE " + table.Sanitize() + " REPLICA IDENTITY FULL"}

@@ -16,6 +16,7 @@ type doctorCommand struct {
 	config.Relay
 	StandbyURL config.Secret `name:"standby" file:"standby_url" env:"WALPOST_STANDBY_URL" placeholder:"DSN" help:"Connection string of a standby: only there can be seen whether it has the slot."`
 	JSON       bool          `name:"json" help:"Print JSON."`
+	Verbose    bool          `name:"verbose" short:"v" help:"List the checks that are fine as well."`
 }
 
 func (doctorCommand) Help() string {
@@ -44,7 +45,7 @@ func (c doctorCommand) Run(r *run) error {
 			return err
 		}
 	} else {
-		printReport(r.Stdout, report)
+		printReport(r.Stdout, report, c.Verbose)
 	}
 	if n := report.Count(doctor.Problem); n > 0 {
 		return fmt.Errorf("%w: %d", errProblems, n)
@@ -52,30 +53,51 @@ func (c doctorCommand) Run(r *run) error {
 	return nil
 }
 
-// printReport prints a line for each check, and below it what there is to say about those that are not fine.
-func printReport(w io.Writer, report doctor.Report) {
+// printReport prints what is not fine, the worst first, with what there is to do; and how many checks are fine. With all
+// it lists those, too.
+func printReport(w io.Writer, report doctor.Report, all bool) {
 	fmt.Fprintf(w, "%s\n\n", report.Server)
 	width := 0
 	for _, f := range report.Findings {
 		width = max(width, len(f.Check))
 	}
 	indent := strings.Repeat(" ", len(doctor.Warning)+2)
-	for _, f := range report.Findings {
-		text := plain(f.Finding, 1000)
-		if f.Subject != "" {
-			text = plain(f.Subject, 64) + ": " + text
-		}
-		fmt.Fprintf(w, "%-*s  %-*s  %s\n", len(doctor.Warning), f.Level, width, f.Check, text)
-		if f.Level == doctor.OK {
+	for _, level := range doctor.Levels() {
+		fine := level == doctor.OK || level == doctor.Skipped
+		if fine && !all {
 			continue
 		}
-		if f.Reason != "" {
-			fmt.Fprintf(w, "%swhy:  %s\n", indent, plain(f.Reason, 1000))
+		for _, f := range report.Findings {
+			if f.Level != level {
+				continue
+			}
+			text := plain(f.Finding, 1000)
+			if f.Subject != "" {
+				text = plain(f.Subject, 64) + ": " + text
+			}
+			fmt.Fprintf(w, "%-*s  %-*s  %s\n", len(doctor.Warning), f.Level, width, f.Check, text)
+			if fine {
+				continue
+			}
+			if f.Reason != "" {
+				fmt.Fprintf(w, "%swhy:  %s\n", indent, plain(f.Reason, 1000))
+			}
+			printFix(w, indent, f.Fix)
 		}
-		printFix(w, indent, f.Fix)
 	}
-	fmt.Fprintf(w, "\n%d problems, %d warnings, %d unknown, %d ok\n",
-		report.Count(doctor.Problem), report.Count(doctor.Warning), report.Count(doctor.Unknown), report.Count(doctor.OK))
+	hint := " (-v lists them)"
+	if all {
+		hint = ""
+	}
+	count := func(level doctor.Level, one, more string) string {
+		if n := report.Count(level); n != 1 {
+			return fmt.Sprintf("%d %s", n, more)
+		}
+		return "1 " + one
+	}
+	fmt.Fprintf(w, "\n%s, %s, %d unknown; %d fine, %d with nothing to check%s\n",
+		count(doctor.Problem, "problem", "problems"), count(doctor.Warning, "warning", "warnings"), report.Count(doctor.Unknown),
+		report.Count(doctor.OK), report.Count(doctor.Skipped), hint)
 }
 
 func printFix(w io.Writer, indent string, fix *doctor.Fix) {

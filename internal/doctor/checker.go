@@ -40,9 +40,10 @@ func runChecks(ctx context.Context, o Options, checks []check) Report {
 	report := Report{At: o.Now().UTC(), Server: postgres.Redact(o.DatabaseURL)}
 	c := &checker{Options: o}
 	report.Findings = []Finding{c.connect(ctx)}
-	if c.pool != nil {
-		defer closeSoon(c.pool)
+	if c.pool == nil { // the one problem; what it keeps from being checked is everything
+		return report
 	}
+	defer closeSoon(c.pool)
 	for _, check := range checks {
 		if check.costly && o.Cheap {
 			continue
@@ -116,14 +117,18 @@ func closeSoon(pool *postgres.Pool) {
 
 // run makes one check in a transaction of its own.
 func (c *checker) run(ctx context.Context, check check) []Finding {
-	if c.pool == nil {
-		return []Finding{unknown("not checked", "there is no connection to the database")}
-	}
 	ctx, cancel := context.WithTimeout(ctx, limit+5*time.Second)
 	defer cancel()
 	var findings []Finding
 	err := postgres.InReadOnly(ctx, c.pool, limits, func(tx pgx.Tx) (err error) {
 		c.tx = tx
+		if check.needs != nil {
+			missing, err := check.needs(ctx, c)
+			if err != nil || missing != "" {
+				findings = []Finding{skipped("nothing to check: " + missing)}
+				return err
+			}
+		}
 		findings, err = check.run(ctx, c)
 		return err
 	})

@@ -28,10 +28,13 @@ const (
 	Problem Level = "problem"
 	// Unknown means that the check could not be made. It is never as good as OK.
 	Unknown Level = "unknown"
+	// Skipped means that what the check is about is not there: no slot yet, no source with a table, a setting that the
+	// server's version does not have. It says nothing about how well things stand.
+	Skipped Level = "skipped"
 )
 
 // Levels are all levels, the worst first.
-func Levels() []Level { return []Level{Problem, Warning, Unknown, OK} }
+func Levels() []Level { return []Level{Problem, Warning, Unknown, Skipped, OK} }
 
 // A Finding is what one check says about one subject.
 type Finding struct {
@@ -129,7 +132,7 @@ type Grant struct {
 }
 
 // Run makes all checks, or the cheap ones. It never fails: what keeps a check from being made is a finding
-// of level Unknown, and one such never hides another. It uses one connection to the database at a time,
+// of level Unknown, and one such never hides another. Without a connection to the database that is the one finding. It uses one connection to the database at a time,
 // and for those that are not cheap one to the standby and one of replication.
 func Run(ctx context.Context, o Options) Report { return runChecks(ctx, o.withDefaults(), checks) }
 
@@ -154,6 +157,11 @@ func problem(text, why string, fix *Fix) Finding {
 	return Finding{Level: Problem, Finding: text, Reason: why, Fix: fix}
 }
 func unknown(text, why string) Finding { return Finding{Level: Unknown, Finding: text, Reason: why} }
+
+func skipped(text string) Finding { return Finding{Level: Skipped, Finding: text} }
+
+// fine reports whether there is nothing to do.
+func (f Finding) fine() bool { return f.Level == OK || f.Level == Skipped }
 
 func (f Finding) about(subject string) Finding {
 	f.Subject = subject

@@ -17,6 +17,7 @@ func (w *Watcher) Every(d time.Duration) { w.every = d }
 // For servers that are not at hand: what is said about facts that they would give.
 var (
 	JudgeVersion = judgeVersion
+	JudgeTLS     = judgeTLS
 	JudgeSynced  = func(slot string, states []string) []Finding {
 		return (&checker{Options: Options{Slot: slot}}).judgeSynced(states)
 	}

@@ -150,7 +150,7 @@ func checkPublication(ctx context.Context, c *checker) ([]Finding, error) {
 		return nil, err
 	}
 	if slot == nil {
-		return []Finding{ok(fmt.Sprintf("there is no publication %q yet; the relay makes it", c.Publication))}, nil
+		return []Finding{skipped(fmt.Sprintf("there is no publication %q yet; the relay makes it", c.Publication))}, nil
 	}
 	known, err := c.record(ctx)
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -36,9 +37,9 @@ func checkSlot(ctx context.Context, c *checker) ([]Finding, error) {
 	}
 	switch {
 	case slot == nil && known == nil:
-		return []Finding{ok(fmt.Sprintf("there is no slot %q yet; the relay makes it", c.Slot))}, nil
+		return []Finding{skipped(fmt.Sprintf("there is no slot %q yet; the relay makes it", c.Slot))}, nil
 	case known != nil && known.State == store.SlotCreating:
-		return []Finding{ok(fmt.Sprintf("slot %q is being made, or will be at the next start of the relay", c.Slot))}, nil
+		return []Finding{skipped(fmt.Sprintf("slot %q is being made, or will be at the next start of the relay", c.Slot))}, nil
 	case slot == nil:
 		return []Finding{warning(fmt.Sprintf("slot %q is gone", c.Slot), "the WAL since it was last confirmed may be gone, too; what is unpublished is in the tables", &Fix{Do: repairs})}, nil
 	case known == nil:
@@ -237,13 +238,29 @@ func checkOtherSlots(ctx context.Context, c *checker) ([]Finding, error) {
 	if err != nil {
 		return nil, err
 	}
+	// A slot that walpost has recorded under another name was left behind when slot: got a new one, or belongs to
+	// another relay of this database.
+	former := []string{}
+	if there, err := store.HasSlots(ctx, c.tx); err != nil {
+		return nil, err
+	} else if there {
+		records, err := store.ListSlotRecords(ctx, c.tx)
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range records {
+			if r.Name != c.Slot {
+				former = append(former, r.Name)
+			}
+		}
+	}
 	rows, err := c.tx.Query(ctx, `
 		SELECT s.slot_name::text, coalesce(s.database::text, 'physical'), pg_catalog.pg_wal_lsn_diff(w.lsn, s.restart_lsn)::bigint AS held
 		FROM pg_catalog.pg_replication_slots s, (SELECT CASE WHEN pg_catalog.pg_is_in_recovery()
 		         THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_lsn() END AS lsn) w
 		WHERE NOT s.active AND s.slot_name <> $1 AND s.restart_lsn IS NOT NULL AND coalesce(s.wal_status, '') <> 'lost'
-		  AND pg_catalog.pg_wal_lsn_diff(w.lsn, s.restart_lsn) > $2
-		ORDER BY held DESC`, c.Slot, most.number()<<20)
+		  AND (pg_catalog.pg_wal_lsn_diff(w.lsn, s.restart_lsn) > $2 OR s.slot_name::text = ANY ($3))
+		ORDER BY held DESC`, c.Slot, most.number()<<20, former)
 	if err != nil {
 		return nil, err
 	}
@@ -251,6 +268,12 @@ func checkOtherSlots(ctx context.Context, c *checker) ([]Finding, error) {
 	var name, of string
 	var held int64
 	_, err = pgx.ForEachRow(rows, []any{&name, &of, &held}, func() error {
+		if slices.Contains(former, name) && of == c.database {
+			found = append(found, warning(fmt.Sprintf("slot %q is one of walpost's in this database, has no reader and keeps %s of WAL", name, size(held)),
+				"slot: has another name now, or the relay of that slot is down; the server keeps WAL for it until the disk is full",
+				&Fix{Do: "start its relay; or, if it was renamed, remove the old slot as docs/operations.md says (Remove walpost)"}).about(name))
+			return nil
+		}
 		found = append(found, warning(fmt.Sprintf("slot %q (%s) has no reader and keeps %s of WAL", name, of, size(held)), "it fills the disk that all of the server stands on",
 			&Fix{Do: "start its reader, or drop the slot if no program needs it any more: the doctor cannot know"}).about(name))
 		return nil

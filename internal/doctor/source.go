@@ -39,6 +39,11 @@ func checkSourceTables(ctx context.Context, c *checker) ([]Finding, error) {
 		for _, text := range table.Warnings() {
 			found = append(found, warning(text, "it works, but is surely not meant", &Fix{Do: "correct the table, or the source in walpost.yaml"}).about(source.Name))
 		}
+		born, err := c.bornPublished(ctx, table)
+		if err != nil {
+			return nil, err
+		}
+		found = append(found, born...)
 		var permanent bool
 		if err := c.tx.QueryRow(ctx, `SELECT relpersistence = 'p' FROM pg_catalog.pg_class WHERE oid = $1`, table.OID).Scan(&permanent); err != nil {
 			return nil, err
@@ -49,6 +54,38 @@ func checkSourceTables(ctx context.Context, c *checker) ([]Finding, error) {
 		}
 	}
 	return found, nil
+}
+
+// bornPublished finds what gives each new row a published column that is set: such a row is no event.
+func (c *checker) bornPublished(ctx context.Context, table *outbox.Table) ([]Finding, error) {
+	if table.Published == "" {
+		return nil, nil
+	}
+	var boolean, given, notNull bool
+	err := c.tx.QueryRow(ctx, `
+		SELECT bool_or(a.atttypid = 'pg_catalog.bool'::pg_catalog.regtype),
+		       coalesce(bool_or(pg_catalog.pg_get_expr(d.adbin, d.adrelid) <> 'false'), false), bool_or(a.attnotnull)
+		FROM pg_catalog.pg_attribute a LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+		WHERE (a.attrelid = $1 OR a.attrelid IN (SELECT relid FROM pg_catalog.pg_partition_tree($1::oid))) AND a.attname = $2 AND NOT a.attisdropped`,
+		table.OID, table.Published).Scan(&boolean, &given, &notNull)
+	if err != nil {
+		return nil, err
+	}
+	const why = "a row whose published column is set when it comes is no event: no subscriber gets it, and a repair does not find it"
+	fix := &Fix{As: "the owner of " + relation(table), Do: "rows that were born published are not sent: set the column to NULL (false) where one should be, and start a replay or a repair"}
+	switch {
+	case boolean && given:
+		fix.SQL = []advice.Statement{advice.DefaultFalse(identifier(table), table.Published)}
+		return []Finding{problem(fmt.Sprintf("column %q of %s has a default that is not false", table.Published, relation(table)), why, fix).about(table.Source.Name)}, nil
+	case !boolean && (given || notNull):
+		fix.SQL = []advice.Statement{advice.LetRowsWait(identifier(table), table.Published, given, notNull)}
+		what := "has a default"
+		if notNull {
+			what = "cannot be NULL"
+		}
+		return []Finding{problem(fmt.Sprintf("column %q of %s %s", table.Published, relation(table), what), why, fix).about(table.Source.Name)}, nil
+	}
+	return nil, nil
 }
 
 func checkSourceRepair(ctx context.Context, c *checker) ([]Finding, error) {

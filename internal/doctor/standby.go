@@ -18,9 +18,6 @@ const failoverSlots = 170000
 const beforeFailoverSlots = "before Postgres 17 no standby can have the slot; after a failover the relay creates it again and sends every unpublished row of the tables"
 
 func checkFailoverSlot(ctx context.Context, c *checker) ([]Finding, error) {
-	if c.version < failoverSlots {
-		return []Finding{ok(beforeFailoverSlots)}, nil
-	}
 	slot, err := c.slot(ctx)
 	if err != nil || slot == nil || c.recovery {
 		return nil, err
@@ -81,7 +78,7 @@ func (c *checker) judgeStandbySlots(setting *setting, present []string) []Findin
 func checkStandbySync(ctx context.Context, c *checker) ([]Finding, error) {
 	if c.StandbyURL == "" {
 		if c.version < failoverSlots {
-			return []Finding{ok(beforeFailoverSlots)}, nil
+			return []Finding{skipped(beforeFailoverSlots)}, nil
 		}
 		return []Finding{unknown("whether a standby has the slot is seen only there", "name one with --standby (WALPOST_STANDBY_URL); if there is none, a failover is not a concern")}, nil
 	}
@@ -115,7 +112,7 @@ func (c *checker) checkStandby(ctx context.Context) ([]Finding, error) {
 		{"sync_replication_slots", "on", "without it the standby copies no slots"},
 	}
 	if c.version < failoverSlots {
-		return []Finding{ok(beforeFailoverSlots)}, nil
+		return []Finding{skipped(beforeFailoverSlots)}, nil
 	}
 	var found []Finding
 	for _, w := range wanted {

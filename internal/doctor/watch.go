@@ -63,7 +63,7 @@ func (w *Watcher) compare(findings []Finding) {
 	checked := map[string]bool{}
 	for _, f := range findings {
 		checked[f.Check] = true
-		if before := w.before(f); before.Level != f.Level {
+		if before := w.before(f); before.Level != f.Level && !(before.fine() && f.fine()) {
 			w.logFinding(f, before)
 		}
 	}
@@ -73,7 +73,7 @@ func (w *Watcher) compare(findings []Finding) {
 			continue
 		}
 		same := func(f Finding) bool { return f.Check == before.Check && f.Subject == before.Subject }
-		if before.Level != OK && !slices.ContainsFunc(findings, same) {
+		if !before.fine() && !slices.ContainsFunc(findings, same) {
 			w.log.Info("the doctor's finding is gone", "check", before.Check, "subject", before.Subject, "was", before.Level)
 		}
 	}
@@ -101,11 +101,11 @@ func (w *Watcher) logFinding(f, before Finding) {
 		level = slog.LevelError
 	case Warning:
 		level = slog.LevelWarn
-	case OK:
+	case OK, Skipped:
 		w.log.Info("the doctor's finding is gone", "check", f.Check, "subject", f.Subject, "was", before.Level)
 		return
 	}
-	facts := []any{"check", f.Check, "level", f.Level}
+	facts := []any{"check", f.Check, "severity", f.Level} // "level" is the line's own
 	if f.Subject != "" {
 		facts = append(facts, "subject", f.Subject)
 	}
