@@ -2,11 +2,13 @@ package cli
 
 import (
 	"encoding/json"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/backendstart/walpost/internal/subscriber/subscribertest"
 	"github.com/backendstart/walpost/internal/testdb"
 )
 
@@ -86,4 +88,38 @@ func TestStatus_beginsWithTheProblemsOfReady(t *testing.T) {
 	}
 	relay.stop()
 	<-relay.exited
+}
+
+// S-18: a stop says that it begins, that it drains, and what came of it.
+func TestRelay_saysThatItStopsAndWhatCameOfIt(t *testing.T) {
+	d := newCommandTest(t)
+	blocking := subscribertest.Blocking()
+	d.rec = blocking.Named("rec")
+	running, url := d.relay()
+	d.insert("e1", "e2")
+	blocking.AwaitCalls(t, 2)
+	running.stop()
+	waitFor(t, "a relay that says that it drains", func() bool {
+		code, answer := get(t, url+"/ready")
+		return code == http.StatusServiceUnavailable && strings.Contains(answer, `"state": "stopping"`)
+	})
+	blocking.Release()
+	if code := <-running.exited; code != exitFine {
+		t.Errorf("exit code %d", code)
+	}
+	log := running.stderr.String()
+	begin, end := strings.Index(log, `"msg":"stopping: what is in hand is finished"`), strings.Index(log, `"msg":"stopped"`)
+	if begin < 0 || end < begin {
+		t.Fatalf("the log says\n%s", log)
+	}
+	for _, fact := range []string{`"open":2`, `"drain":"`} {
+		if !strings.Contains(log[begin:end], fact) {
+			t.Errorf("the begin has no %s: %s", fact, log[begin:end])
+		}
+	}
+	for _, fact := range []string{`"finished":2`, `"left_open":0`, `"confirmed":"`, `"took":"`} {
+		if !strings.Contains(log[end:], fact) {
+			t.Errorf("the end has no %s: %s", fact, log[end:])
+		}
+	}
 }

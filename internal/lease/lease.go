@@ -93,7 +93,7 @@ type Lease struct {
 // New makes a lease that is not held.
 func New(o Options) *Lease {
 	return &Lease{
-		Options: o, holder: newHolder(), why: "not asked yet",
+		Options: o, holder: newHolder(), why: notAsked,
 		changed: make(chan struct{}), leave: make(chan struct{}), left: make(chan struct{}), freed: make(chan struct{}, 1),
 	}
 }
@@ -127,6 +127,8 @@ type State struct {
 	Held bool
 	// Acquired is how often the lease was acquired.
 	Acquired int
+	// Asked tells that Postgres was asked for it, whatever the answer.
+	Asked bool
 	// Reached tells that Postgres is reached, Held or not.
 	Reached bool
 	// Why is why it is not held, for people.
@@ -135,11 +137,14 @@ type State struct {
 	Changed <-chan struct{}
 }
 
+// notAsked is why the lease is not held before Postgres was asked for it.
+const notAsked = "not asked yet"
+
 // State returns how the lease stands.
 func (l *Lease) State() State {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return State{l.held, l.acquired, l.reached, l.why, l.changed}
+	return State{Held: l.held, Acquired: l.acquired, Asked: l.why != notAsked, Reached: l.reached, Why: l.why, Changed: l.changed}
 }
 
 // Await returns when the lease is held, or with the error of ctx.

@@ -25,6 +25,9 @@ type movement struct {
 func (r *Relay) setState(state State, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.ending && state != Stopping && state != Stopped {
+		return // what the drain meets is no news for the one who waits for the end
+	}
 	r.state, r.problem, r.stuckAt = state, "", 0
 	if err != nil {
 		r.problem = err.Error()

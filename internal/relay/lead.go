@@ -27,13 +27,19 @@ func (r *Relay) awaitLead(ctx context.Context) {
 	if r.Lease == nil {
 		return
 	}
-	for {
+	for waited := false; ; waited = true {
 		lease := r.Lease.State()
 		if lease.Held {
+			if waited {
+				r.setState(Starting, nil) // what follows can take long: checks, publication, slot
+			}
 			return
 		}
 		state := Reconnecting
-		if lease.Reached {
+		switch {
+		case !lease.Asked:
+			state = Starting
+		case lease.Reached:
 			state = Waiting
 		}
 		r.setState(state, fmt.Errorf("%w: %s", errNoLead, lease.Why))

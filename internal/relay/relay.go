@@ -134,6 +134,7 @@ type Relay struct {
 
 	mu       sync.Mutex
 	state    State            // guarded by mu
+	ending   bool             // a stop has begun, so state is Stopping or Stopped; guarded by mu
 	problem  string           // why it does not stream; guarded by mu
 	stuckAt  event.LSN        // where the stream is stuck, 0 while it is not; guarded by mu
 	trouble  string           // what watch has found of the publication; guarded by mu
@@ -184,8 +185,10 @@ func (r *Relay) Run(ctx context.Context) error {
 		keeping.Go(func() { r.watchReach(keep) })
 		keeping.Go(func() { r.Lease.Run(keep) })
 	}
+	ended := r.announceStop(ctx)
 	err := r.run(ctx)
 	r.setState(Stopped, err)
+	ended(err)
 	return err
 }
 
