@@ -101,7 +101,7 @@ func sources(t *testing.T) map[string]string {
 	return found
 }
 
-// S-10, S-68, S-49 and S-88, among others.
+// S-10, S-68, S-49, S-88 and S-89, among others.
 func TestDoctor_findsEachFaultOfADatabaseAndWhatItPrintsFixesIt(t *testing.T) {
 	t.Parallel()
 	for _, f := range databaseFaults {
@@ -442,6 +442,8 @@ var sourceFaults = []fault{
 	{name: "has no primary key", check: "source-table", level: doctor.Warning, says: "no primary key", seed: run("ALTER TABLE outbox DROP CONSTRAINT outbox_pkey"),
 		do: run("ALTER TABLE outbox ADD PRIMARY KEY (id)")},
 	{name: "is unlogged", check: "source-table", level: doctor.Problem, says: "unlogged", seed: run("ALTER TABLE outbox SET UNLOGGED")},
+	{name: "has a time without a zone", check: "source-table", level: doctor.Warning, says: `time column "created_at" of public.outbox has no time zone`,
+		seed: run("ALTER TABLE outbox ALTER created_at TYPE timestamp"), do: run("ALTER TABLE outbox ALTER created_at TYPE timestamptz USING created_at AT TIME ZONE 'Asia/Tokyo'")},
 	{name: "lets rows be born published", check: "source-table", level: doctor.Problem, says: "has a default",
 		seed: run("ALTER TABLE outbox ALTER published_at SET DEFAULT now()")},
 	{name: "lets no row wait", check: "source-table", level: doctor.Problem, says: "cannot be NULL",

@@ -63,7 +63,7 @@ func (w *Watcher) compare(findings []Finding) {
 	checked := map[string]bool{}
 	for _, f := range findings {
 		checked[f.Check] = true
-		if before := w.before(f); before.Level != f.Level && !(before.fine() && f.fine()) {
+		if before := w.before(f); before.Level != f.Level && (!before.fine() || !f.fine()) {
 			w.logFinding(f, before)
 		}
 	}

@@ -230,6 +230,15 @@ func (t *Table) Layout(columns []string) (*Layout, error) {
 	return l, err
 }
 
+// ZonelessTime is the name of the time column where its type has no time zone, so that what it means depends on who
+// wrote it; else "".
+func (t *Table) ZonelessTime() string {
+	if at := t.layout.time; at >= 0 && t.types[at] == `pg_catalog."timestamp"` {
+		return t.Columns[at]
+	}
+	return ""
+}
+
 // Marks reports whether rows are to be marked, and can be.
 func (t *Table) Marks() bool { return t.Source.Mark && t.Published != "" }
 
