@@ -202,10 +202,10 @@ func (r *Relay) run(ctx context.Context) error {
 	alive, end := context.WithCancel(ctx)
 	defer end()
 	var (
-		why     *changed
-		careful bool
-		found   *suspect
-		short   int // lives in a row that ended soon
+		why      *changed
+		safeMode bool
+		found    *quarantined
+		short    int // lives in a row that ended soon
 	)
 	for first := true; ; first = false {
 		s, err := r.openUntilReady(ctx, func(ctx context.Context) (*session, error) {
@@ -227,13 +227,13 @@ func (r *Relay) run(ctx context.Context) error {
 				s.conn.Close()
 				return err
 			}
-			careful = unclean >= uncleanLimit
-			if !careful {
+			safeMode = unclean >= uncleanLimit
+			if !safeMode {
 				living.Go(func() { r.forgetStarts(alive) })
 			}
 		}
 		begun := time.Now()
-		if why, err = r.live(ctx, s, careful, found); why == nil {
+		if why, err = r.live(ctx, s, safeMode, found); why == nil {
 			last, cancel := context.WithTimeout(hard, lastRecord)
 			defer cancel()
 			r.endClean(last) // with an error, too: this was no crash
@@ -242,9 +242,9 @@ func (r *Relay) run(ctx context.Context) error {
 			}
 			return err
 		}
-		if why == errCareIsOver {
+		if why == errSafeModeDone {
 			r.Log.Info("what can have been in hand when the process ended is handed over; safe mode is over")
-			careful, found = false, nil
+			safeMode, found = false, nil
 			r.endClean(ctx)
 			continue
 		}
@@ -262,21 +262,21 @@ func (r *Relay) run(ctx context.Context) error {
 }
 
 // live runs the rooms until ctx ends or a person must act; or until something has changed, and says what.
-func (r *Relay) live(ctx context.Context, first *session, careful bool, found *suspect) (*changed, error) {
+func (r *Relay) live(ctx context.Context, first *session, safeMode bool, found *quarantined) (*changed, error) {
 	// What ends the run for any reason ends it softly: what is in hand is finished and recorded.
 	run, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	hard, cancel := r.withTimeForStop(run)
 	defer cancel()
-	parts := r.build(first, careful, found, stop)
+	parts := r.build(first, safeMode, found, stop)
 	ended := parts.start(run, hard, r, func(ctx context.Context) {
-		var care sync.WaitGroup
-		if careful {
-			care.Go(func() { r.endCare(ctx, first, parts, stop) })
+		var watching sync.WaitGroup
+		if safeMode {
+			watching.Go(func() { r.endSafeMode(ctx, first, parts, stop) })
 		}
-		care.Go(func() { r.awaitSecondPass(ctx, first, stop) })
+		watching.Go(func() { r.awaitSecondPass(ctx, first, stop) })
 		r.watch(ctx, first, parts, stop)
-		care.Wait()
+		watching.Wait()
 	}, stop)
 
 	err := r.stream(run, hard, first, parts)
@@ -319,10 +319,10 @@ type parts struct {
 // at a time is handed over, and found is the one that was in hand at the last of them.
 //
 // What must end the run is told to stop.
-func (r *Relay) build(s *session, careful bool, found *suspect, stop context.CancelCauseFunc) *parts {
+func (r *Relay) build(s *session, safeMode bool, found *quarantined, stop context.CancelCauseFunc) *parts {
 	r.wal.Restart(s.confirmed)
-	if careful {
-		r.Log.Warn("the process ended several times soon after its start; safe mode: one event at a time, until what can have been in hand is handed over", "suspect", found)
+	if safeMode {
+		r.Log.Warn("the process ended several times soon after its start; safe mode: one event at a time, until what can have been in hand is handed over", "quarantined", found)
 	}
 	guard := newGuard(r.Pool, r.Slot, found)
 	p := &parts{guard: guard, drained: make(chan struct{})}
@@ -333,8 +333,8 @@ func (r *Relay) build(s *session, careful bool, found *suspect, stop context.Can
 		tracker.AwaitOwes(i) // until the lane has looked, anything may be owed
 		options := sub.Lane
 		target := sub.Subscriber
-		if careful {
-			target = carefully{target, guard}
+		if safeMode {
+			target = guarded{target, guard}
 		}
 		name := sub.Subscriber.Name()
 		l := lane.New(i, target, options, tracker, r.owed, lane.Stream{

@@ -214,7 +214,7 @@ func FindDoubtConfirmed(ctx context.Context, q Querier, slot string) (doubt stri
 func CountUncleanStart(ctx context.Context, tx pgx.Tx, slot string) (before int, inHand json.RawMessage, err error) {
 	err = tx.QueryRow(ctx, `
 		UPDATE walpost.slots SET unclean_starts = unclean_starts + 1 WHERE slot = $1
-		RETURNING unclean_starts - 1, suspect`, slot).Scan(&before, (*[]byte)(&inHand))
+		RETURNING unclean_starts - 1, quarantined`, slot).Scan(&before, (*[]byte)(&inHand))
 	if errors.Is(err, pgx.ErrNoRows) {
 		return 0, nil, nil
 	}
@@ -231,7 +231,7 @@ func WriteInHand(ctx context.Context, tx pgx.Tx, slot string, inHand json.RawMes
 		text = new(string)
 		*text = string(inHand)
 	}
-	if _, err := tx.Exec(ctx, `UPDATE walpost.slots SET suspect = $2::jsonb WHERE slot = $1`, slot, text); err != nil {
+	if _, err := tx.Exec(ctx, `UPDATE walpost.slots SET quarantined = $2::jsonb WHERE slot = $1`, slot, text); err != nil {
 		return fmt.Errorf("write down the event in hand at slot %q: %w", slot, err)
 	}
 	return nil
@@ -240,8 +240,8 @@ func WriteInHand(ctx context.Context, tx pgx.Tx, slot string, inHand json.RawMes
 // RenameInHand gives the subscriber of the delivery in hand another name.
 func RenameInHand(ctx context.Context, tx pgx.Tx, slot, before, now string) error {
 	_, err := tx.Exec(ctx, `
-		UPDATE walpost.slots SET suspect = pg_catalog.jsonb_set(suspect, '{subscriber}', pg_catalog.to_jsonb($3::text))
-		WHERE slot = $1 AND suspect->>'subscriber' = $2`, slot, before, now)
+		UPDATE walpost.slots SET quarantined = pg_catalog.jsonb_set(quarantined, '{subscriber}', pg_catalog.to_jsonb($3::text))
+		WHERE slot = $1 AND quarantined->>'subscriber' = $2`, slot, before, now)
 	if err != nil {
 		return fmt.Errorf("rename the subscriber of the event in hand at slot %q: %w", slot, err)
 	}
@@ -250,7 +250,7 @@ func RenameInHand(ctx context.Context, tx pgx.Tx, slot, before, now string) erro
 
 // ForgetStarts notes that a process ended as it was told to, or has lived long enough for its end to say nothing.
 func ForgetStarts(ctx context.Context, tx pgx.Tx, slot string) error {
-	_, err := tx.Exec(ctx, `UPDATE walpost.slots SET unclean_starts = 0, suspect = NULL WHERE slot = $1`, slot)
+	_, err := tx.Exec(ctx, `UPDATE walpost.slots SET unclean_starts = 0, quarantined = NULL WHERE slot = $1`, slot)
 	if err != nil {
 		return fmt.Errorf("forget the starts with slot %q: %w", slot, err)
 	}

@@ -34,8 +34,8 @@ func RenameSourcesOfInbox(ctx context.Context, tx pgx.Tx, slot string, renamed m
 // RenameSourcesInHand gives the source of the delivery that is in hand in safe mode its other name.
 func RenameSourcesInHand(ctx context.Context, tx pgx.Tx, slot string, renamed map[string]string) error {
 	_, err := tx.Exec(ctx, `
-		UPDATE walpost.slots SET suspect = pg_catalog.jsonb_set(suspect, '{source}', $2::text::jsonb->(suspect->>'source'))
-		WHERE slot = $1 AND pg_catalog.jsonb_exists($2::text::jsonb, suspect->>'source')`, slot, encode(renamed))
+		UPDATE walpost.slots SET quarantined = pg_catalog.jsonb_set(quarantined, '{source}', $2::text::jsonb->(quarantined->>'source'))
+		WHERE slot = $1 AND pg_catalog.jsonb_exists($2::text::jsonb, quarantined->>'source')`, slot, encode(renamed))
 	if err != nil {
 		return fmt.Errorf("rename the source of the event in hand at slot %q: %w", slot, err)
 	}

@@ -16,7 +16,7 @@ CREATE TABLE walpost.slots (
     -- Starts in a row after which the process ended within 5 minutes, and not by a clean stop; and the delivery
     -- that is in hand while the relay is in safe mode because of them.
     unclean_starts INT       NOT NULL DEFAULT 0,
-    suspect      JSONB,
+    quarantined  JSONB,
     created_at   TIMESTAMPTZ NOT NULL DEFAULT now(),
     updated_at   TIMESTAMPTZ NOT NULL DEFAULT now()
 );

@@ -161,8 +161,8 @@ func oneLife(t *testing.T, db *testdb.DB, done func() bool, env ...string) bool 
 }
 
 // The process may have been killed from outside, and then one event at a time is only slow: when all that it
-// can have had in hand is handled, the care is over.
-func TestRelay_endsItsCareWhenWhatWasInHandIsHandled(t *testing.T) {
+// can have had in hand is handled, safe mode is over.
+func TestRelay_endsSafeModeWhenWhatWasInHandIsHandled(t *testing.T) {
 	t.Parallel()
 	db := testdb.New(t)
 	debtor := newChanging("debtor", func(context.Context, subscriber.Delivery) error { return subscribertest.ErrFailing })
@@ -177,7 +177,7 @@ func TestRelay_endsItsCareWhenWhatWasInHandIsHandled(t *testing.T) {
 	o.Settled = time.Second
 	r := streaming(t, o)
 	sub.AwaitDelivered(t, 1)
-	eventually(t, "the care is over", func() bool { return db.Int(`SELECT unclean_starts FROM walpost.slots`) == 0 })
+	eventually(t, "safe mode is over", func() bool { return db.Int(`SELECT unclean_starts FROM walpost.slots`) == 0 })
 	r.awaitStreaming()
 	insert(db, "next", "b")
 	if got, want := sub.AwaitDelivered(t, 2), []string{"owed", "next"}; !slices.Equal(got, want) {
@@ -221,8 +221,8 @@ func TestRelay_findsTheEventThatKillsItsProcessOutsideOfTheStream(t *testing.T) 
 			lives := 0
 			for found := false; !found; lives++ {
 				if lives == 8 {
-					t.Fatalf("8 lives did not find the event that ends them; counted %d, suspect %s", db.Int(`SELECT unclean_starts FROM walpost.slots`),
-						db.Text(`SELECT coalesce(suspect::text, 'none') FROM walpost.slots`))
+					t.Fatalf("8 lives did not find the event that ends them; counted %d, quarantined %s", db.Int(`SELECT unclean_starts FROM walpost.slots`),
+						db.Text(`SELECT coalesce(quarantined::text, 'none') FROM walpost.slots`))
 				}
 				insert(db, fmt.Sprint("live-", lives), "other")
 				found = oneLife(t, db, func() bool { return slices.Contains(dead(db), "fragile/killer") }, victimFree+"=1")

@@ -45,8 +45,8 @@ func (r *Relay) forgetStarts(ctx context.Context) {
 	}
 }
 
-// suspect is a delivery that was in hand when the process ended.
-type suspect struct {
+// quarantined is a delivery that was in hand when the process ended.
+type quarantined struct {
 	Subscriber string `json:"subscriber"`
 	Source     string `json:"source"`
 	EventID    string `json:"event_id"`
@@ -55,21 +55,21 @@ type suspect struct {
 	Times int `json:"times"`
 }
 
-// suspectLimit is how often a process must have ended with the same event in hand for that to be its
+// quarantineLimit is how often a process must have ended with the same event in hand for that to be its
 // doing, and no chance.
-const suspectLimit = 2
+const quarantineLimit = 2
 
-func (s *suspect) is(subscriber string, ev *event.Event) bool {
-	return s != nil && s.Times >= suspectLimit && s.same(subscriber, ev)
+func (s *quarantined) is(subscriber string, ev *event.Event) bool {
+	return s != nil && s.Times >= quarantineLimit && s.same(subscriber, ev)
 }
 
-func (s *suspect) same(subscriber string, ev *event.Event) bool {
+func (s *quarantined) same(subscriber string, ev *event.Event) bool {
 	return s != nil && s.Subscriber == subscriber && event.Identity{Source: s.Source, ID: s.EventID, Occurrence: s.Occurrence} == ev.Identity()
 }
 
 // countStart notes that a process begins to use the slot. A clean stop, and a life that is long enough, take the
 // count back.
-func (r *Relay) countStart(ctx context.Context) (unclean int, found *suspect, err error) {
+func (r *Relay) countStart(ctx context.Context) (unclean int, found *quarantined, err error) {
 	var text json.RawMessage
 	err = postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) error {
 		unclean, text, err = store.CountUncleanStart(ctx, tx, r.Slot)
@@ -81,20 +81,20 @@ func (r *Relay) countStart(ctx context.Context) (unclean int, found *suspect, er
 	case text == nil || unclean < uncleanLimit:
 		return unclean, nil, nil
 	}
-	found = new(suspect)
+	found = new(quarantined)
 	if err := json.Unmarshal(text, found); err != nil {
 		return unclean, nil, fmt.Errorf("read the event that was in hand: %w", err)
 	}
 	return unclean, found, nil
 }
 
-// errCareIsOver ends a careful life. It is no trouble: the rooms are built anew without the care.
-var errCareIsOver = &changed{reason: "everything that was in the WAL at the start is finished or owed"}
+// errSafeModeDone ends safe mode. It is no failure: the pipeline is built again without it.
+var errSafeModeDone = &changed{reason: "everything that was in the WAL at the start is finished or owed"}
 
-// endCare ends safe mode when the process has lived long enough and everything has been handed over that earlier
+// endSafeMode ends safe mode when the process has lived long enough and everything has been handed over that earlier
 // processes can have had in hand: the event that ended them is among that. The process may have been ended by
 // something else, too, and one event at a time is slow.
-func (r *Relay) endCare(ctx context.Context, s *session, p *parts, stop context.CancelCauseFunc) {
+func (r *Relay) endSafeMode(ctx context.Context, s *session, p *parts, stop context.CancelCauseFunc) {
 	pause(ctx, r.settledAfter())
 	for ctx.Err() == nil {
 		over, err := r.handedOver(ctx, s, p)
@@ -102,7 +102,7 @@ func (r *Relay) endCare(ctx context.Context, s *session, p *parts, stop context.
 			r.Log.Warn("cannot look what safe mode still has to hand over, will try again", "err", err)
 		}
 		if over && err == nil {
-			stop(errCareIsOver)
+			stop(errSafeModeDone)
 			return
 		}
 		pause(ctx, time.Second)
@@ -150,7 +150,7 @@ func (r *Relay) handedOver(ctx context.Context, s *session, p *parts) (bool, err
 type guard struct {
 	pool  *postgres.Pool
 	slot  string
-	found *suspect      // at the start
+	found *quarantined  // at the start
 	free  chan struct{} // has a token while no event is in hand
 
 	mu     sync.Mutex
@@ -163,7 +163,7 @@ type handed struct {
 	owedIDs              map[event.Identity]bool // at most debtInHand
 }
 
-func newGuard(pool *postgres.Pool, slot string, found *suspect) *guard {
+func newGuard(pool *postgres.Pool, slot string, found *quarantined) *guard {
 	g := &guard{pool: pool, slot: slot, found: found, free: make(chan struct{}, 1), handed: make(map[string]*handed)}
 	g.free <- struct{}{}
 	return g
@@ -200,7 +200,7 @@ func (g *guard) handedTo(name string) handed {
 }
 
 // write notes what is in hand; nil is nothing.
-func (g *guard) write(ctx context.Context, s *suspect) error {
+func (g *guard) write(ctx context.Context, s *quarantined) error {
 	var text json.RawMessage
 	if s != nil {
 		var err error
@@ -211,21 +211,21 @@ func (g *guard) write(ctx context.Context, s *suspect) error {
 	return postgres.InTx(ctx, g.pool, func(tx pgx.Tx) error { return store.WriteInHand(ctx, tx, g.slot, text) })
 }
 
-// carefully makes a subscriber go through the guard. It takes no batches then.
-type carefully struct {
+// guarded makes a subscriber go through the guard. It takes no batches then.
+type guarded struct {
 	subscriber.Subscriber
 	guard *guard
 }
 
 // Handle writes the event down, hands it over, and writes down that it came back.
-func (c carefully) Handle(ctx context.Context, d subscriber.Delivery) error {
+func (c guarded) Handle(ctx context.Context, d subscriber.Delivery) error {
 	select {
 	case <-c.guard.free:
 	case <-ctx.Done():
 		return fmt.Errorf("wait for the event in hand: %w", context.Cause(ctx))
 	}
 	defer func() { c.guard.free <- struct{}{} }()
-	inHand := &suspect{Subscriber: c.Name(), Source: d.Source, EventID: d.ID, Occurrence: d.Occurrence, Times: 1}
+	inHand := &quarantined{Subscriber: c.Name(), Source: d.Source, EventID: d.ID, Occurrence: d.Occurrence, Times: 1}
 	if c.guard.found.same(c.Name(), d.Event) {
 		inHand.Times = c.guard.found.Times + 1
 	}
