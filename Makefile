@@ -44,9 +44,13 @@ race: ## The tests five times in random order, for races that seldom show; PKG=.
 	@sh scripts/ensure-postgres.sh
 	go test -race -count=5 -shuffle=on -timeout 30m $(PKG)
 
-soak: ## The long tests at full numbers (up to 2 hours); WALPOST_ROUNDS=3 for a short run
+soak: ## The long tests at full numbers (up to 2 hours); AREA=lead for one area (scripts/soak-areas.txt), WALPOST_ROUNDS=3 for a short run
 	@sh scripts/ensure-postgres.sh
+ifdef AREA
+	@sh scripts/soak.sh $(AREA)
+else
 	@go run ./scripts/gotest -tags soak -run Soak -timeout 2h $(PKG)
+endif
 
 golden: ## Record the golden files of pgoutput again, from a real server
 	@sh scripts/ensure-postgres.sh

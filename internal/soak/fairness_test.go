@@ -4,10 +4,12 @@ package soak
 
 import (
 	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -23,14 +25,15 @@ func TestSoak_aWebhookThatFailsForSomeUsersGetsTheEventsOfTheOthers(t *testing.T
 	const failing = 20
 	db := testdb.New(t)
 	var mu sync.Mutex
-	taken := make(map[string]time.Time)
+	taken := make(map[string]time.Time) // guarded by mu
+	well := false                       // takes the events of all users; guarded by mu
 	receiver := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if strings.HasPrefix(r.Header.Get("Walpost-Key"), "bad") {
+		mu.Lock()
+		defer mu.Unlock()
+		if !well && strings.HasPrefix(r.Header.Get("Walpost-Key"), "bad") {
 			http.Error(w, "not this user", http.StatusInternalServerError)
 			return
 		}
-		mu.Lock()
-		defer mu.Unlock()
 		taken[r.Header.Get("webhook-id")] = time.Now()
 		w.WriteHeader(http.StatusNoContent)
 	}))
@@ -40,8 +43,11 @@ func TestSoak_aWebhookThatFailsForSomeUsersGetsTheEventsOfTheOthers(t *testing.T
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	relay := testprogram.Start(t, []string{"WALPOST_DATABASE_URL=" + db.DSN},
-		"relay", "--config="+file, "--slot="+db.Name, "--ops-listen=127.0.0.1:0")
+	start := func() *testprogram.Process {
+		return testprogram.Start(t, []string{"WALPOST_DATABASE_URL=" + db.DSN},
+			"relay", "--config="+file, "--slot="+db.Name, "--ops-listen=127.0.0.1:0")
+	}
+	relay := start()
 	relay.AwaitStreaming()
 	insert := func(id, key string) {
 		db.Exec(`INSERT INTO outbox (event_id, event_type, partition_key, payload) VALUES ($1, 'lesson.completed', $2, '{}')`, id, key)
@@ -75,4 +81,12 @@ func TestSoak_aWebhookThatFailsForSomeUsersGetsTheEventsOfTheOthers(t *testing.T
 		}
 	}
 	relay.Stop()
+	mu.Lock()
+	well = true
+	mu.Unlock()
+	endReceiverByLosingTheSlot(t, db, start, func() []string {
+		mu.Lock()
+		defer mu.Unlock()
+		return slices.Collect(maps.Keys(taken))
+	})
 }

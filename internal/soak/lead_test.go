@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -102,6 +103,9 @@ func TestSoak_theNextRelayTakesOverFromOneThatDiesFreezesOrIsCutOff(t *testing.T
 		}
 	}
 	t.Logf("%d takeovers, %d events, %d deliveries again", n, total, receiver.repeats())
+	leader.Stop()
+	standby.Stop()
+	endReceiverByLosingTheSlot(t, db, func() *testprogram.Process { return startWebhookRelay(t, db, db.DSN, server.URL, concurrency) }, receiver.ids)
 }
 
 // F-30: a planned handover repeats nothing.
@@ -148,6 +152,8 @@ func TestSoak_aPlannedHandoverRepeatsNothing(t *testing.T) {
 	}
 	slices.Sort(took)
 	t.Logf("%d handovers, %d events; the standby delivered %v after the leader's end (median), %v at most", n, total, took[len(took)/2].Round(time.Millisecond), took[len(took)-1].Round(time.Millisecond))
+	leader.Stop()
+	endReceiverByLosingTheSlot(t, db, relay, receiver.ids)
 }
 
 func startWebhookRelay(t *testing.T, db *testdb.DB, dsn, receiver string, concurrency int) *testprogram.Process {
@@ -235,6 +241,13 @@ func (r *termReceiver) distinct() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return len(r.seen)
+}
+
+// ids lists what was received.
+func (r *termReceiver) ids() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Collect(maps.Keys(r.seen))
 }
 
 func (r *termReceiver) repeats() int {

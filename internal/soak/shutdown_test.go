@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -24,6 +25,7 @@ func TestSoak_postgresStopsInAMomentWhileRelaysAreConnected(t *testing.T) {
 	db := testdb.On(t, server)
 	var hanging atomic.Bool
 	var calls, taken atomic.Int64
+	var received sync.Map // ids
 	receiver := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		calls.Add(1)
 		_, _ = io.Copy(io.Discard, r.Body) // or the end of the connection is not seen
@@ -31,6 +33,7 @@ func TestSoak_postgresStopsInAMomentWhileRelaysAreConnected(t *testing.T) {
 			<-r.Context().Done()
 			return
 		}
+		received.Store(r.Header.Get("webhook-id"), true)
 		taken.Add(1)
 	}))
 	defer receiver.Close()
@@ -84,4 +87,11 @@ func TestSoak_postgresStopsInAMomentWhileRelaysAreConnected(t *testing.T) {
 	}
 	slices.Sort(away)
 	t.Logf("everything was delivered %v (median), %v at most, after the server was there again", away[len(away)/2].Round(10*time.Millisecond), away[len(away)-1].Round(10*time.Millisecond))
+	endReceiverByLosingTheSlot(t, db, func() *testprogram.Process { return startWebhookRelay(t, db, db.DSN, receiver.URL, 4) }, func() (ids []string) {
+		received.Range(func(id, _ any) bool {
+			ids = append(ids, id.(string))
+			return true
+		})
+		return ids
+	})
 }

@@ -37,7 +37,7 @@ http.createServer(async (request, response) => {
   if (request.url === "/secret") {
     webhook = new Webhook(body);
   } else if (request.url === "/counts") {
-    response.end(JSON.stringify({ verified: ids.size, refusals }));
+    response.end(JSON.stringify({ verified: ids.size, ids: [...ids], refusals }));
     return;
   } else {
     try {
@@ -106,6 +106,8 @@ func TestSoak_aReceiverInNodeVerifiesSignaturesThroughKeyRotations(t *testing.T)
 	}
 	fmt.Printf("%d rotations: %d events verified by the library for Node, none refused; %d refused with a wrong key and sent again\n",
 		rotations, counts.Verified, len(counts.Refusals))
+	endReceiverByLosingTheSlot(t, db, func() *testprogram.Process { return startWebhook(t, db, receiver.url, []string{current}) },
+		func() []string { return receiver.counts(t).IDs })
 }
 
 func startWebhook(t *testing.T, db *testdb.DB, url string, keys []string) *testprogram.Process {
@@ -125,6 +127,7 @@ type node struct{ url string }
 
 type nodeCounts struct {
 	Verified int      `json:"verified"` // events, each counted once
+	IDs      []string `json:"ids"`      // of these
 	Refusals []string `json:"refusals"`
 }
 
