@@ -88,6 +88,9 @@ func (d *desk) load(ctx context.Context) error {
 		if err == nil {
 			return nil
 		}
+		if ctx.Err() != nil { // that is our own stop, and no trouble
+			return ctx.Err()
+		}
 		d.report(fmt.Errorf("learn what is owed: %w", err))
 		select {
 		case <-time.After(l.options.Backoff.Wait(failures)):

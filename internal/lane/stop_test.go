@@ -1,0 +1,47 @@
+package lane_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/lane"
+	"github.com/backendstart/walpost/internal/subscriber/subscribertest"
+)
+
+// slowToLoad is a debt whose first look lasts until it is called off.
+type slowToLoad struct{ *debt }
+
+func (slowToLoad) Load(ctx context.Context, _ string, _ event.Position, _ int) (lane.Debt, error) {
+	<-ctx.Done()
+	return lane.Debt{}, ctx.Err()
+}
+
+// A stop right after the start calls off what the lane asks of the debt. That is no trouble, and is not logged as one.
+func TestLane_logsNoErrorThatItsOwnStopHasMade(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		r := newRig(t, subscribertest.Recording(), settings())
+		stream := lane.Stream{
+			Term: func() int64 { return term }, Passed: passedAll, Pressed: func() bool { return false },
+			Crowds: func() bool { return false }, Refuse: func(*event.Event) error { return nil },
+		}
+		r.Lane = lane.New(0, subscribertest.Recording(), settings(), acks{r.tracker, r}, slowToLoad{r.debt}, stream,
+			lane.NewVectors(prometheus.NewRegistry()).For("sub"), slog.New(slog.NewTextHandler(&log, nil)))
+		r.start(time.Minute)
+		time.Sleep(time.Second)
+		if err := r.stop(); err != nil && !errors.Is(err, context.Canceled) {
+			t.Errorf("the lane ended with %v", err)
+		}
+		if log.Len() > 0 {
+			t.Errorf("a clean stop was logged as\n%s", log.String())
+		}
+	})
+}
