@@ -164,8 +164,8 @@ func (s *Store) Known(ctx context.Context, subscriber string, events []*event.Ev
 	return known, nil
 }
 
-// Commits returns, by index, where those of the events committed of which walpost.owed has a real position of the
-// epoch, for whichever subscriber.
+// Commits returns, by index, up to where those of the events committed of which walpost.owed has a position of the
+// epoch, for whichever subscriber: at a real position, or before the bound of a made-up one.
 func (s *Store) Commits(ctx context.Context, tx pgx.Tx, epoch int32, events []*event.Event) (map[int]event.Position, error) {
 	commits := make(map[int]event.Position)
 	if len(events) == 0 {
@@ -178,9 +178,10 @@ func (s *Store) Commits(ctx context.Context, tx pgx.Tx, epoch int32, events []*e
 	rows, err := tx.Query(ctx, `
 		SELECT a.n - 1, o.commit_lsn::text, o.ordinal FROM unnest($3::text[], $4::text[], $5::text[]) WITH ORDINALITY AS a(source, event_id, occurrence, n)
 		CROSS JOIN LATERAL ( -- LIMIT keeps it from becoming a join, which could read everything that is owed
-			SELECT commit_lsn, ordinal FROM walpost.owed
+			SELECT CASE WHEN made_up THEN bound ELSE commit_lsn END AS commit_lsn, CASE WHEN made_up THEN 0 ELSE ordinal END AS ordinal
+			FROM walpost.owed
 			WHERE slot = $1 AND event_id = a.event_id AND source = a.source AND occurrence = a.occurrence
-			AND epoch = $2 AND NOT made_up LIMIT 1) o`,
+			AND epoch = $2 ORDER BY made_up, bound LIMIT 1) o`,
 		s.slot, epoch, sources, ids, occurrences)
 	if err != nil {
 		return nil, fmt.Errorf("look up where %d events committed: %w", len(events), err)

@@ -30,6 +30,26 @@ func (s *Store) Record(ctx context.Context, subscriber string, owed []lane.Owed)
 // is being made writes the rows that waited before it, piece by piece, in the transaction that makes it
 // ready.
 func (s *Store) RecordWaiting(ctx context.Context, tx pgx.Tx, subscriber string, owed []lane.Owed) error {
+	return s.recordWaiting(ctx, tx, subscriber, owed, leaves)
+}
+
+// RecordRows is RecordWaiting for a pass over the tables: what waits already moves to its place among the rows, so that
+// the events of a key are sent in one order, whether they were owed before or not.
+func (s *Store) RecordRows(ctx context.Context, tx pgx.Tx, subscriber string, owed []lane.Owed) error {
+	return s.recordWaiting(ctx, tx, subscriber, once(owed), moves)
+}
+
+// once leaves out all but the first of two deliveries with one identity: a statement changes a row once.
+func once(owed []lane.Owed) []lane.Owed {
+	seen := make(map[event.Identity]bool, len(owed))
+	return slices.DeleteFunc(slices.Clone(owed), func(o lane.Owed) bool {
+		again := seen[o.Event.Identity()]
+		seen[o.Event.Identity()] = true
+		return again
+	})
+}
+
+func (s *Store) recordWaiting(ctx context.Context, tx pgx.Tx, subscriber string, owed []lane.Owed, conflict onConflict) error {
 	tables := s.current()
 	byReference := func(e *event.Event) bool {
 		table := tables[e.Source]
@@ -52,8 +72,8 @@ func (s *Store) RecordWaiting(ctx context.Context, tx pgx.Tx, subscriber string,
 			rows *columns
 			args []any
 		}{
-			{recordReferences, &references, references.args()},
-			{recordCopies, &copies, append(copies.args(), copies.copyArgs()...)},
+			{conflict.references, &references, references.args()},
+			{conflict.copies, &copies, append(copies.args(), copies.copyArgs()...)},
 		} {
 			if len(write.rows.ids) == 0 {
 				continue
@@ -242,12 +262,26 @@ var (
 		{"occurred_at", "text"}, {"payload_type", "text"}, {"payload", "text"}, {"headers", "text"},
 	}
 
-	recordReferences    = insert(ofEach, false, false) + "\nON CONFLICT DO NOTHING"
-	recordCopies        = insert(slices.Concat(ofEach, ofCopies), true, false) + "\nON CONFLICT DO NOTHING"
+	leaves              = recordUnless("ON CONFLICT DO NOTHING")
+	moves               = recordUnless(becomesPlaced)
 	recordUnmarked      = insert(ofEach, false, true) + "\nON CONFLICT (slot, event_id, source, occurrence, subscriber) DO UPDATE SET mark = true"
 	recordDeadReference = insert(ofEach, false, false) + becomesDead
 	recordDeadCopy      = insert(slices.Concat(ofEach, ofCopies), true, false) + becomesDead + replaces(ofCopies) + ", copied = true"
 )
+
+// onConflict are the statements that record references and copies, and what they do with what is recorded already.
+type onConflict struct{ references, copies string }
+
+func recordUnless(conflict string) onConflict {
+	return onConflict{insert(ofEach, false, false) + "\n" + conflict, insert(slices.Concat(ofEach, ofCopies), true, false) + "\n" + conflict}
+}
+
+// becomesPlaced gives what waits its place in the order of the table.
+const becomesPlaced = `
+	ON CONFLICT (slot, event_id, source, occurrence, subscriber) DO UPDATE SET
+	    epoch = excluded.epoch, commit_lsn = excluded.commit_lsn, ordinal = excluded.ordinal, bound = excluded.bound,
+	    made_up = excluded.made_up, in_table_order = excluded.in_table_order
+	WHERE owed.state = 'waiting'`
 
 // becomesDead keeps the position, and whatever copy there is.
 const becomesDead = `

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -22,6 +23,7 @@ import (
 	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/subscriber"
+	"github.com/backendstart/walpost/internal/wal"
 )
 
 // The world of the model: a server, receivers and processes without Postgres, under virtual time. What
@@ -40,6 +42,7 @@ type modelServer struct {
 	ids       int
 	used      int          // event ids since they began at 1 the last time
 	refuse    int          // so many writes of marks and positions fail
+	lost      repairKind   // how the slot was lost; the next life repairs it
 	window    ack.Window   // of its relays
 	lane      lane.Options // and of their lanes, but for the ordering
 }
@@ -85,6 +88,7 @@ type modelSubscriber struct {
 	keys     map[string]string
 	busy     map[string]bool // keys in a call: never two at once
 	over     []string        // broken promises
+	repaired map[string]bool // ids that a repair may bring; owned by the history
 }
 
 // span is a time in which a subscriber was in the configuration with one filter, by what committed in it.
@@ -181,6 +185,7 @@ type modelProcess struct {
 	server  *modelServer
 	crash   context.CancelFunc // everything at once
 	stop    context.CancelFunc // softly
+	yield   context.CancelFunc // because the slot is lost
 	dead    context.Context
 	ended   chan struct{}
 	tracker *ack.Tracker
@@ -359,6 +364,95 @@ type plant struct {
 	marksWhatIsOwed bool
 }
 
+// repairKind is what a lost slot needs.
+type repairKind int
+
+const (
+	noRepair repairKind = iota
+	newSlot             // A: the slot is gone
+	sameSlot            // B: the slot is there and may have a hole
+)
+
+// findOrMakeSlot is Relay.findOrMakeSlot and Relay.startPositions without Postgres.
+func (s *modelServer) findOrMakeSlot(subs []*modelSubscriber, plant *plant) (horizon, confirmed event.LSN, members []member) {
+	s.mu.Lock()
+	lost := s.lost
+	s.lost = noRepair
+	s.mu.Unlock()
+	if lost == noRepair {
+		return s.startPositions(subs, plant)
+	}
+	r := &Relay{}
+	for _, sub := range subs {
+		r.Subscriptions = append(r.Subscriptions, Subscription{Subscriber: modelOutlet{modelSubscriber: sub}, Filter: sub.filter})
+	}
+	opened := &session{epoch: 1, confirmed: s.confirmed, end: s.end, known: s.known}
+	if lost == sameSlot {
+		opened.slot = &wal.Slot{Confirmed: s.confirmed}
+		s.recordRows(recording{at: s.beforeTheStream(), repair: true, to: r.recipients(opened, func(name string, _ bool) bool {
+			k, known := s.known[name]
+			return known && (k.goneAt == "" || len(k.wants) > 0)
+		})})
+		return s.startPositions(subs, plant)
+	}
+	s.mu.Lock()
+	s.confirmed, s.recorded, opened.confirmed = s.end, s.end, s.end
+	s.mu.Unlock()
+	members = r.atTheBeginning(opened)
+	s.recordRows(recording{snapshot: "of the slot", at: event.Position{Epoch: 1, Commit: s.end - 1}, repair: true, to: r.recipients(opened, func(string, bool) bool { return true })})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for name, k := range s.known {
+		s.known[name] = stored{secured: k.secured, goneAt: "then"}
+	}
+	for i := range members {
+		members[i].after = event.Position{Epoch: 1, Commit: s.confirmed - 1, Ordinal: math.MaxInt64}
+		s.known[members[i].name] = stored{secured: members[i].after, wants: members[i].wants}
+	}
+	return s.end, s.confirmed, members
+}
+
+// beforeTheStream is Relay.beforeTheStream without Postgres.
+func (s *modelServer) beforeTheStream() event.Position {
+	var last event.Position
+	for name := range s.known {
+		if waiting := s.debt.Owed(name, lane.StateWaiting); len(waiting) > 0 {
+			if at := waiting[len(waiting)-1].Event.Position; at.Compare(last) > 0 {
+				last = at
+			}
+		}
+	}
+	return behind(last, event.Position{Epoch: 1, Commit: s.confirmed - 1})
+}
+
+// recordRows is Relay.recordRows without Postgres: the rows are in the order of their commits.
+func (s *modelServer) recordRows(o recording) {
+	table := &outbox.Table{Source: &outbox.Source{Name: "model", Messages: "m", Mark: true}, Published: "published_at"}
+	debts := &waitingRows{debt: s.debt, epoch: 1, recording: o, owed: make([][]lane.Owed, len(o.to)), table: table}
+	ordinal, bound := int64(0), s.end
+	if o.snapshot != "" {
+		bound = o.at.Commit
+	}
+	for _, txn := range s.commits {
+		for _, e := range txn.events {
+			ev := table.Source.EventFromMessage(e.content())
+			ev.Source, ev.Row = "model", e.id
+			ev.Position, ev.Bound = o.at, bound
+			ev.Position.Ordinal += ordinal
+			if _, marked := s.debt.Marked(ev); marked && !o.retained {
+				continue
+			}
+			ordinal++
+			if err := debts.add(context.Background(), ev); err != nil {
+				panic(err)
+			}
+		}
+	}
+	if err := debts.flush(context.Background()); err != nil {
+		panic(err)
+	}
+}
+
 // startPositions is Relay.startPositions without Postgres.
 func (s *modelServer) startPositions(subs []*modelSubscriber, plant *plant) (horizon, confirmed event.LSN, members []member) {
 	s.mu.Lock()
@@ -416,9 +510,10 @@ func (s *modelServer) rename(before, name string) {
 // startProcess is Relay.run without Postgres.
 func startProcess(server *modelServer, subs []*modelSubscriber, budget int64, plant *plant, log *slog.Logger) *modelProcess {
 	dead, crash := context.WithCancel(context.Background())
-	run, stop := context.WithCancel(dead)
-	horizon, confirmed, members := server.startPositions(subs, plant)
-	p := &modelProcess{server: server, crash: crash, stop: stop, dead: dead, ended: make(chan struct{}), budget: budget}
+	run, end := context.WithCancelCause(dead)
+	stop := func() { end(nil) }
+	horizon, confirmed, members := server.findOrMakeSlot(subs, plant)
+	p := &modelProcess{server: server, crash: crash, stop: stop, yield: func() { end(&changed{reason: "the slot is gone"}) }, dead: dead, ended: make(chan struct{}), budget: budget}
 	p.tracker = ack.New(server.window, len(members), confirmed)
 	var received event.LSN
 	var mu sync.Mutex
@@ -563,6 +658,13 @@ func frames(txn *modelTxn) [][]byte {
 	}
 	commit := u64(u64(u64([]byte{'C', 0}, uint64(txn.commit)), uint64(txn.end)), 0)
 	return append(all, commit)
+}
+
+// event is the event as the relay sees it.
+func (e modelEvent) event() *event.Event {
+	ev := (&outbox.Source{Name: "model", Messages: "m"}).EventFromMessage(e.content())
+	ev.Source = "model"
+	return ev
 }
 
 // content is the message of an event.

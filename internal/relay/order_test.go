@@ -1,11 +1,16 @@
 package relay_test
 
 import (
+	"context"
 	"fmt"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/backendstart/walpost/internal/subscriber"
+	"github.com/backendstart/walpost/internal/subscriber/subscribertest"
 	"github.com/backendstart/walpost/internal/testdb"
 )
 
@@ -46,5 +51,45 @@ func TestRepair_keepsTheOrderOfATransactionsRows(t *testing.T) {
 		if order != "123" {
 			t.Errorf("key %s: the rows of its transaction came as %s", key, order)
 		}
+	}
+}
+
+// After a kill, a subscriber is owed the second event of a key, and nobody knows that it has had the first, whose row
+// is not marked because another subscriber still has it in hand. A repair owes it the first again: before the second.
+func TestRelay_repairSendsWhatWasOwedInTheOrderOfTheTable(t *testing.T) {
+	t.Parallel()
+	for name, spoil := range map[string]string{
+		"the slot is dropped": dropSlot,
+		"another timeline":    `UPDATE walpost.slots SET timeline = 77 WHERE slot = $1`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := testdb.New(t)
+			picky := subscribertest.Handling("picky", func(_ context.Context, d subscriber.Delivery) error {
+				if d.ID == "second" {
+					return errAway
+				}
+				return nil
+			})
+			slow := subscribertest.Handling("slow", func(ctx context.Context, _ subscriber.Delivery) error {
+				<-ctx.Done()
+				return context.Cause(ctx)
+			})
+			o := options(t, db, picky, slow)
+			o.Subscriptions[0].Lane.StallAfter = 50 * time.Millisecond
+			_, kill := startMortal(t, db, o)
+			insertAll(db, "a", []string{"first", "second"})
+			awaitOwed(t, db, "picky", 1)
+			kill()
+			db.Exec(spoil, db.Name)
+
+			well, fast := subscribertest.Recording().Named("picky"), subscribertest.Recording().Named("slow")
+			o = options(t, db, well, fast)
+			streaming(t, o)
+			eventually(t, "all marks, nothing owed", func() bool { return unmarked(db) == 0 && owed(db, "picky", "waiting") == 0 })
+			if got, want := ids(well.Calls()), []string{"first", "second"}; !slices.Equal(got, want) {
+				t.Errorf("after the repair it had %v, want %v", got, want)
+			}
+		})
 	}
 }

@@ -74,6 +74,9 @@ func (r *Relay) recipients(s *session, meant func(name string, fromBeginning boo
 // Their positions are none of a commit. A row says nothing of its commit but that it is before the end of the WAL at that
 // moment: that is its bound.
 //
+// What waited already moves to its place among them: a row that was delivered and not marked is owed again, perhaps, and
+// comes before the later ones of its key that waited.
+//
 // The stream brings some of them as well. They are known by their ids: a lane pays nothing
 // before it has looked up all that was written before the stream began.
 func (r *Relay) recordRows(ctx context.Context, tx pgx.Tx, s *session, o recording) (int64, error) {
@@ -99,7 +102,7 @@ func (r *Relay) recordRows(ctx context.Context, tx pgx.Tx, s *session, o recordi
 func (r *Relay) recordRowsOnce(ctx context.Context, tx pgx.Tx, s *session, o recording, rowByRow bool) (int64, error) {
 	begun := time.Now()
 	position := o.at
-	debts := &waitingRows{relay: r, tx: tx, epoch: s.epoch, recording: o, owed: make([][]lane.Owed, len(o.to))}
+	debts := &waitingRows{debt: r.owed, tx: tx, epoch: s.epoch, recording: o, owed: make([][]lane.Owed, len(o.to))}
 	err := postgres.InSnapshot(ctx, r.Pool, o.snapshot, func(reading pgx.Tx) error {
 		bound := position.Commit // nothing in the snapshot of a new slot committed where it begins, or later
 		if o.snapshot == "" {
@@ -142,10 +145,18 @@ func (r *Relay) recordRowsOnce(ctx context.Context, tx pgx.Tx, s *session, o rec
 	return position.Ordinal - o.at.Ordinal, err
 }
 
+// rowsDebt is where rows become a debt; fulfilled by debt.Store.
+type rowsDebt interface {
+	Commits(ctx context.Context, tx pgx.Tx, epoch int32, events []*event.Event) (map[int]event.Position, error)
+	RecordRows(ctx context.Context, tx pgx.Tx, subscriber string, owed []lane.Owed) error
+	RecordDead(ctx context.Context, tx pgx.Tx, subscriber string, letter lane.Owed) error
+	MarkLater(ctx context.Context, tx pgx.Tx, events []lane.Owed) error
+}
+
 // waitingRows collects events for each subscriber that wants them and records them in batches.
 type waitingRows struct {
 	recording
-	relay *Relay
+	debt  rowsDebt
 	tx    pgx.Tx
 	epoch int32
 	table *outbox.Table // that is read
@@ -166,7 +177,7 @@ func (w *waitingRows) add(ctx context.Context, ev *event.Event) error {
 // flush records what was collected. It marks nothing: a pass over the table knows nothing of those that are not
 // meant, nor of what the stream still brings. A row that no subscriber at all wants is left to the recorder.
 func (w *waitingRows) flush(ctx context.Context) error {
-	committed, err := w.relay.owed.Commits(ctx, w.tx, w.epoch, w.events)
+	committed, err := w.debt.Commits(ctx, w.tx, w.epoch, w.events)
 	if err != nil {
 		return err
 	}
@@ -187,7 +198,7 @@ func (w *waitingRows) flush(ctx context.Context) error {
 				// There is no body that could wait: whoever tries to read the row meets the same.
 				now := time.Now()
 				letter := lane.Owed{Event: ev, InTableOrder: true, Err: ev.Invalid, FirstFailure: now, LastFailure: now}
-				if err := w.relay.owed.RecordDead(ctx, w.tx, to.name, letter); err != nil {
+				if err := w.debt.RecordDead(ctx, w.tx, to.name, letter); err != nil {
 					return err
 				}
 			}
@@ -197,11 +208,11 @@ func (w *waitingRows) flush(ctx context.Context) error {
 		}
 	}
 	for i, owed := range w.owed {
-		if err := w.relay.owed.RecordWaiting(ctx, w.tx, w.to[i].name, owed); err != nil {
+		if err := w.debt.RecordRows(ctx, w.tx, w.to[i].name, owed); err != nil {
 			return err
 		}
 		w.owed[i] = owed[:0]
 	}
 	w.events, w.bytes = w.events[:0], 0
-	return w.relay.owed.MarkLater(ctx, w.tx, unwanted)
+	return w.debt.MarkLater(ctx, w.tx, unwanted)
 }

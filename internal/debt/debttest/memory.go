@@ -6,10 +6,13 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/event"
@@ -181,18 +184,7 @@ func (m *Memory) Record(ctx context.Context, subscriber string, owed []lane.Owed
 	if err := m.begin(ctx); err != nil {
 		return err
 	}
-	a := m.of(subscriber)
-	for _, o := range owed {
-		r := a.rows[o.Event.Identity()]
-		switch {
-		case r == nil:
-			a.insert(&row{Owed: o, state: lane.StateWaiting})
-		case r.Event.Bound != 0 && o.Event.Bound == 0 && r.state != lane.StatePaid:
-			a.remove(o.Event.Identity())
-			r.Event = o.Event
-			a.insert(r)
-		}
-	}
+	m.of(subscriber).record(owed)
 	return nil
 }
 
@@ -202,11 +194,71 @@ func (m *Memory) Dead(ctx context.Context, subscriber string, letter lane.Owed) 
 	if err := m.begin(ctx); err != nil {
 		return err
 	}
-	letter.NextAttempt = time.Time{}
-	a := m.of(subscriber)
-	a.remove(letter.Event.Identity())
-	a.insert(&row{Owed: letter, state: lane.StateDead})
+	m.of(subscriber).recordDead(letter)
 	return nil
+}
+
+// RecordRows, RecordDead, MarkLater and Commits are those of debt.Store, for a repair. There is no transaction
+// here: tx may be nil, and FailNext, which would end the transaction, is of the other calls.
+func (m *Memory) RecordRows(_ context.Context, _ pgx.Tx, subscriber string, owed []lane.Owed) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	a := m.of(subscriber)
+	seen := make(map[event.Identity]bool)
+	for _, o := range owed {
+		if r := a.rows[o.Event.Identity()]; r != nil && r.state == lane.StateWaiting && !seen[o.Event.Identity()] {
+			r.InTableOrder = o.InTableOrder
+			a.move(r, o.Event.Position, o.Event.Bound)
+		}
+		seen[o.Event.Identity()] = true
+	}
+	a.record(owed)
+	return nil
+}
+
+// RecordDead is that of debt.Store.
+func (m *Memory) RecordDead(_ context.Context, _ pgx.Tx, subscriber string, letter lane.Owed) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.of(subscriber).recordDead(letter)
+	return nil
+}
+
+// MarkLater is that of debt.Store: the events are owed to no one, and only their rows are still to be marked.
+func (m *Memory) MarkLater(_ context.Context, _ pgx.Tx, events []lane.Owed) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	a := m.of("")
+	for _, o := range events {
+		id := o.Event.Identity()
+		if a.rows[id] == nil {
+			a.insert(&row{Owed: o, state: lane.StatePaid})
+			a.paid[id] = a.rows[id]
+		}
+		a.rows[id].mark = true
+	}
+	return nil
+}
+
+// Commits is that of debt.Store.
+func (m *Memory) Commits(_ context.Context, _ pgx.Tx, epoch int32, events []*event.Event) (map[int]event.Position, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	commits := make(map[int]event.Position)
+	for i, e := range events {
+		real := false
+		for _, a := range m.subscribers {
+			r := a.rows[e.Identity()]
+			if r == nil || r.Event.Position.Epoch != epoch || real {
+				continue
+			}
+			real = r.Event.Bound == 0
+			if last, ok := commits[i]; real || !ok || r.Event.LastOf().Compare(last) < 0 {
+				commits[i] = r.Event.LastOf()
+			}
+		}
+	}
+	return commits, nil
 }
 
 // Waiting implements lane.Ower.
@@ -287,7 +339,7 @@ func (m *Memory) Known(ctx context.Context, subscriber string, events []*event.E
 	known := make(map[int]lane.Recorded)
 	for i, e := range events {
 		if r := m.of(subscriber).rows[e.Identity()]; r != nil {
-			known[i] = lane.Recorded{State: r.state, MadeUp: r.Event.Bound != 0}
+			known[i] = lane.Recorded{State: r.state, MadeUp: r.Event.Bound != 0 && !r.InTableOrder}
 		}
 	}
 	return known, nil
@@ -342,7 +394,10 @@ func (m *Memory) MarkRows(ctx context.Context, query debt.MarkQuery) (debt.MarkR
 			m.setMark(events[i], r.Attempts)
 		}
 	}
-	for _, a := range m.subscribers {
+	for name, a := range m.subscribers {
+		if name == "" { // MarkLater keeps there what is owed to no one
+			a.secured = event.Position{Epoch: math.MaxInt32}
+		}
 		a.removePaid()
 	}
 	return round, nil
@@ -455,6 +510,34 @@ func (a *account) after(position event.Position) int {
 		return 1
 	})
 	return i
+}
+
+// record makes waiting what is not recorded yet, and gives what stands at a made-up position the real one.
+func (a *account) record(owed []lane.Owed) {
+	for _, o := range owed {
+		r := a.rows[o.Event.Identity()]
+		switch {
+		case r == nil:
+			a.insert(&row{Owed: o, state: lane.StateWaiting})
+		case r.Event.Bound != 0 && o.Event.Bound == 0 && r.state != lane.StatePaid && !r.InTableOrder:
+			a.move(r, o.Event.Position, 0)
+		}
+	}
+}
+
+// move gives a delivery another position.
+func (a *account) move(r *row, position event.Position, bound event.LSN) {
+	a.remove(r.Event.Identity())
+	moved := *r.Event
+	moved.Position, moved.Bound = position, bound
+	r.Event = &moved
+	a.insert(r)
+}
+
+func (a *account) recordDead(letter lane.Owed) {
+	letter.NextAttempt = time.Time{}
+	a.remove(letter.Event.Identity())
+	a.insert(&row{Owed: letter, state: lane.StateDead})
 }
 
 func (a *account) insert(r *row) {
