@@ -24,7 +24,7 @@ func (slowToLoad) Load(ctx context.Context, _ string, _ event.Position, _ int) (
 	return lane.Debt{}, ctx.Err()
 }
 
-// S-96: a stop right after the start calls off what the lane asks of the debt. That is no trouble, and is not logged as one.
+// S-97: a stop right after the start calls off what the lane asks of the debt. That is no trouble, and is not logged as one.
 func TestLane_logsNoErrorThatItsOwnStopHasMade(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
