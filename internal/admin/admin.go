@@ -137,6 +137,9 @@ type Added struct {
 
 // Add makes events of the outbox tables owed to a subscriber. As dead ones it also ends those that wait.
 func (a *Service) Add(ctx context.Context, subscriber string, eventIDs []string, state lane.State, who, why string) (Added, error) {
+	if err := a.refuseStrangers(ctx); err != nil {
+		return Added{}, err
+	}
 	store, err := a.debtWithTables(ctx)
 	if err != nil {
 		return Added{}, err
@@ -160,8 +163,12 @@ func (a *Service) debtWithTables(ctx context.Context) (*debt.Store, error) {
 
 // tables looks the sources' tables up, each time, because they may have been changed.
 func (a *Service) tables(ctx context.Context) ([]*outbox.Table, error) {
+	sources, _, _, err := a.knownSources(ctx)
+	if err != nil {
+		return nil, err
+	}
 	var tables []*outbox.Table
-	for _, source := range a.sources {
+	for _, source := range sources {
 		if source.Messages != "" {
 			continue
 		}
