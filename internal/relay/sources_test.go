@@ -231,3 +231,29 @@ func TestRelay_streamsWhileARepairWaitsForAWriter(t *testing.T) {
 	})
 	r.shutDown()
 }
+
+// S-97: a filter decides what becomes a delivery, not what is owed already: that was promised under the filter of its time,
+// and stays until it is sent or a person discards it.
+func TestRelay_sendsWhatIsOwedWhateverTheFilterIsNow(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	o := owing(options(t, db, newChanging("down", away)))
+	r := streaming(t, o)
+	insertTyped(db, "1", "x")
+	insertTyped(db, "2", "y")
+	awaitOwed(t, db, "down", 2)
+	r.shutDown()
+	sub := newChanging("down", taking)
+	o = options(t, db, sub)
+	o.Subscriptions[0].Filter.Events = []string{"y"}
+	r = streaming(t, o)
+	insertTyped(db, "3", "x")
+	insertTyped(db, "4", "y")
+	sub.AwaitDelivered(t, 3)
+	eventually(t, "all marks", func() bool { return unmarked(db) == 0 })
+	got := slices.Sorted(slices.Values(ids(sub.Calls())))
+	if want := []string{"1", "2", "4"}; !slices.Equal(got, want) {
+		t.Errorf("delivered %v, want what was owed and what fits now, %v", got, want)
+	}
+	r.shutDown()
+}
