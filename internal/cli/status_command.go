@@ -10,6 +10,7 @@ import (
 
 	"github.com/backendstart/walpost/internal/admin"
 	"github.com/backendstart/walpost/internal/config"
+	"github.com/backendstart/walpost/internal/printable"
 	"github.com/backendstart/walpost/internal/relay"
 )
 
@@ -162,10 +163,10 @@ func printStatus(w io.Writer, s admin.Status) {
 		}
 		safe := "any amount"
 		if slot.Safe != nil {
-			safe = size(float64(max(0, *slot.Safe)))
+			safe = printable.Size(max(0, *slot.Safe))
 		}
 		fmt.Fprintf(w, ", confirmed up to %s.\n  lag %s   retained %s   may still be written before it is lost: %s\n",
-			slot.Confirmed, size(float64(slot.LagBytes)), size(float64(slot.Retained)), safe)
+			slot.Confirmed, printable.Size(slot.LagBytes), printable.Size(slot.Retained), safe)
 		if slot.State == "" {
 			fmt.Fprintln(w, "  walpost did not make it.")
 		}
@@ -197,7 +198,7 @@ func printSubscribers(w io.Writer, s admin.Status) {
 	rows := [][]string{{"SUBSCRIBER", "STATE", "WAITING", "OLDEST", "DEAD", "OLDEST", "FINISHED", "LAG", "HOLDING"}}
 	var waiting, dead int64
 	for _, sub := range s.Subscribers {
-		state, behind, holds := sub.State, size(float64(sub.LagBytes)), size(float64(sub.HoldingWALBytes))
+		state, behind, holds := sub.State, printable.Size(sub.LagBytes), printable.Size(sub.HoldingWALBytes)
 		if state == admin.Gone {
 			state, behind, holds = "gone for "+age(s.At, sub.GoneAt), "-", "-"
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 
+	"github.com/backendstart/walpost/internal/printable"
 	"github.com/backendstart/walpost/internal/relay"
 )
 
@@ -60,7 +61,7 @@ func (t *table) render() (string, error) {
 		metrics[family.GetName()] = family.GetMetric()
 	}
 	progress := t.relay.Progress()
-	events, lag := metrics.sum("walpost_events_received_total"), size(metrics.sum("walpost_slot_lag_bytes"))
+	events, lag := metrics.sum("walpost_events_received_total"), printable.Size(int64(metrics.sum("walpost_slot_lag_bytes")))
 
 	var text strings.Builder
 	if !t.screen.live {
@@ -130,16 +131,6 @@ func upperBound(histogram *dto.Histogram, quantile float64) string {
 }
 
 func seconds(s float64) string { return time.Duration(s * float64(time.Second)).String() }
-
-func size(bytes float64) string {
-	for _, unit := range []string{"B", "KiB", "MiB"} {
-		if bytes < 1024 {
-			return fmt.Sprintf("%.0f %s", bytes, unit)
-		}
-		bytes /= 1024
-	}
-	return fmt.Sprintf("%.1f GiB", bytes)
-}
 
 // screen keeps the last text at the bottom of a terminal: it is replaced by the next one, and what is
 // written meanwhile (a log) appears above it. Without a terminal everything is simply written.

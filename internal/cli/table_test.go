@@ -81,11 +81,3 @@ func TestScreen_drawsInPlaceAndLetsTheLogPassAbove(t *testing.T) {
 		t.Errorf("without a terminal wrote %q, want %q", got, want)
 	}
 }
-
-func TestSize_isReadable(t *testing.T) {
-	for bytes, want := range map[float64]string{0: "0 B", 1023: "1023 B", 4096: "4 KiB", 3 << 20: "3 MiB", 5 << 30: "5.0 GiB"} {
-		if got := size(bytes); got != want {
-			t.Errorf("%.0f is %q, want %q", bytes, got, want)
-		}
-	}
-}

@@ -229,19 +229,6 @@ func identifier(table *outbox.Table) pgx.Identifier {
 }
 func relation(table *outbox.Table) string { return table.Source.Schema + "." + table.Source.Table }
 
-// size writes bytes for people.
-func size(bytes int64) string {
-	for _, unit := range []struct {
-		name string
-		of   int64
-	}{{"TB", 1 << 40}, {"GB", 1 << 30}, {"MB", 1 << 20}, {"kB", 1 << 10}} {
-		if bytes >= unit.of {
-			return strings.TrimSuffix(fmt.Sprintf("%.1f", float64(bytes)/float64(unit.of)), ".0") + " " + unit.name
-		}
-	}
-	return fmt.Sprintf("%d bytes", bytes)
-}
-
 func list(names []string) string {
 	slices.Sort(names)
 	return strings.Join(names, ", ")

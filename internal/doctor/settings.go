@@ -11,6 +11,7 @@ import (
 
 	"github.com/backendstart/walpost/internal/advice"
 	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/internal/printable"
 	"github.com/backendstart/walpost/internal/store"
 )
 
@@ -169,7 +170,7 @@ func checkWALKeepSize(ctx context.Context, c *checker) ([]Finding, error) {
 		return []Finding{warning("max_slot_wal_keep_size is not set: a slot may keep any amount of WAL",
 			"while the relay is down the WAL grows until the disk is full, and then everything stands still; a lost slot is repaired from the tables", fix)}, nil
 	case float64(bytes) < rate*shortOutage.Seconds():
-		return []Finding{warning(fmt.Sprintf("max_slot_wal_keep_size is %s, and %s of WAL are written per hour", size(bytes), size(int64(rate*3600))),
+		return []Finding{warning(fmt.Sprintf("max_slot_wal_keep_size is %s, and %s of WAL are written per hour", printable.Size(bytes), printable.Size(int64(rate*3600))),
 			"a relay that is away for less than an hour loses its slot, and must begin again from the tables", fix)}, nil
 	}
 	return nil, nil
@@ -187,7 +188,7 @@ func checkWALBudget(ctx context.Context, c *checker) ([]Finding, error) {
 	budget := "unlimited"
 	fix := &Fix{Do: "set wal_budget (WALPOST_WAL_BUDGET) to auto, which is half of what the server keeps"}
 	if c.WALBudget < 1<<50 {
-		budget = size(c.WALBudget)
+		budget = printable.Size(c.WALBudget)
 		var most int64
 		if err := c.tx.QueryRow(ctx, mostRetained).Scan(&most); err != nil {
 			return nil, fmt.Errorf("measure what slots keep: %w", err)
@@ -195,7 +196,7 @@ func checkWALBudget(ctx context.Context, c *checker) ([]Finding, error) {
 		fix = c.set(keep, keepFor(0, 2*max(c.WALBudget, most)))
 		fix.Do = joined(fix.Do, "or set wal_budget (WALPOST_WAL_BUDGET) to auto, which is half of what the server keeps")
 	}
-	return []Finding{warning(fmt.Sprintf("wal_budget is %s, but the server keeps no more than %s for a slot", budget, size(bytes)),
+	return []Finding{warning(fmt.Sprintf("wal_budget is %s, but the server keeps no more than %s for a slot", budget, printable.Size(bytes)),
 		"a subscriber in debt holds WAL until the budget is spent; here the slot is lost before", fix)}, nil
 }
 

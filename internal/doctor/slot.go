@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/backendstart/walpost/internal/advice"
+	"github.com/backendstart/walpost/internal/printable"
 	"github.com/backendstart/walpost/internal/store"
 )
 
@@ -180,7 +181,7 @@ func checkSlotDanger(ctx context.Context, c *checker) ([]Finding, error) {
 	if rate > 0 {
 		left = time.Duration(float64(safe) / rate * float64(time.Second)).Round(time.Second).String()
 	}
-	text := fmt.Sprintf("the slot keeps %s of WAL, and is lost when %s more are written; at the rate of late that takes %s", size(slot.RetainedBytes), size(safe), left)
+	text := fmt.Sprintf("the slot keeps %s of WAL, and is lost when %s more are written; at the rate of late that takes %s", printable.Size(slot.RetainedBytes), printable.Size(safe), left)
 	const why = "a lost slot must begin again from the tables, and what has no table is gone"
 	switch {
 	case slot.WALStatus == "unreserved":
@@ -269,12 +270,12 @@ func checkOtherSlots(ctx context.Context, c *checker) ([]Finding, error) {
 	var held int64
 	_, err = pgx.ForEachRow(rows, []any{&name, &of, &held}, func() error {
 		if slices.Contains(former, name) && of == c.database {
-			found = append(found, warning(fmt.Sprintf("slot %q is one of walpost's in this database, has no reader and keeps %s of WAL", name, size(held)),
+			found = append(found, warning(fmt.Sprintf("slot %q is one of walpost's in this database, has no reader and keeps %s of WAL", name, printable.Size(held)),
 				"slot: has another name now, or the relay of that slot is down; the server keeps WAL for it until the disk is full",
 				&Fix{Do: "start its relay; or, if it was renamed, remove the old slot as docs/operations.md says (Remove walpost)"}).about(name))
 			return nil
 		}
-		found = append(found, warning(fmt.Sprintf("slot %q (%s) has no reader and keeps %s of WAL", name, of, size(held)), "it fills the disk that all of the server stands on",
+		found = append(found, warning(fmt.Sprintf("slot %q (%s) has no reader and keeps %s of WAL", name, of, printable.Size(held)), "it fills the disk that all of the server stands on",
 			&Fix{Do: "start its reader, or drop the slot if no program needs it any more: the doctor cannot know"}).about(name))
 		return nil
 	})
