@@ -10,7 +10,7 @@ import (
 	"github.com/backendstart/walpost/internal/testdb"
 )
 
-// S-96: a command without the relay's configuration knows the default source alone. What it adds is recorded under the name
+// S-190: a command without the relay's configuration knows the default source alone. What it adds is recorded under the name
 // that the relay has for the table, or refused with the names that the slot has.
 func TestAdd_recordsTheSourceThatTheRelayKnows(t *testing.T) {
 	t.Parallel()

@@ -232,7 +232,7 @@ func TestRelay_streamsWhileARepairWaitsForAWriter(t *testing.T) {
 	r.shutDown()
 }
 
-// S-97: a filter decides what becomes a delivery, not what is owed already: that was promised under the filter of its time,
+// S-191: a filter decides what becomes a delivery, not what is owed already: that was promised under the filter of its time,
 // and stays until it is sent or a person discards it.
 func TestRelay_sendsWhatIsOwedWhateverTheFilterIsNow(t *testing.T) {
 	t.Parallel()
