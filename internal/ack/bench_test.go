@@ -36,7 +36,7 @@ func BenchmarkTracker(b *testing.B) {
 					tracker.Finish(ack.End{Delivery: &entry.Deliveries()[i]})
 				}
 				if n%1000 == 0 {
-					settled := tracker.Take()
+					settled := tracker.TakeSettled()
 					tracker.Recorded(settled, settled.Finished)
 				}
 			}

@@ -16,7 +16,7 @@ type tracked interface {
 	Commit(end event.LSN)
 	Marker(walEnd event.LSN)
 	Finish(ends ...ack.End)
-	Take() ack.Settled
+	TakeSettled() ack.Settled
 	Recorded(s ack.Settled, confirm event.LSN)
 	Secure(deliveries []*ack.Delivery)
 	Owes(subscriber int, oldest, holds *event.Position)
@@ -89,8 +89,8 @@ type tooEarly struct {
 	taken event.LSN
 }
 
-func (b *tooEarly) Take() ack.Settled {
-	s := b.Tracker.Take()
+func (b *tooEarly) TakeSettled() ack.Settled {
+	s := b.Tracker.TakeSettled()
 	b.taken = s.Secured
 	return s
 }
@@ -113,8 +113,8 @@ func (b *credulous) Confirmed() event.LSN { return max(b.heard, b.Tracker.Confir
 // forgetful confirms past what is waiting.
 type forgetful struct{ *ack.Tracker }
 
-func (b *forgetful) Take() ack.Settled {
-	s := b.Tracker.Take()
+func (b *forgetful) TakeSettled() ack.Settled {
+	s := b.Tracker.TakeSettled()
 	s.Finished = s.Secured
 	return s
 }
@@ -125,8 +125,8 @@ type leaky struct {
 	taken int
 }
 
-func (b *leaky) Take() ack.Settled {
-	s := b.Tracker.Take()
+func (b *leaky) TakeSettled() ack.Settled {
+	s := b.Tracker.TakeSettled()
 	b.taken = len(s.Entries)
 	return s
 }
@@ -152,7 +152,7 @@ func compare(tracker tracked, seed uint64) error {
 		switch choice := random.IntN(14 + calm); {
 		case choice == 0 && !inTake:
 			what, inTake = "take", true
-			settled = tracker.Take()
+			settled = tracker.TakeSettled()
 			if err := m.take(settled); err != nil {
 				return fmt.Errorf("step %d: %w", step, err)
 			}

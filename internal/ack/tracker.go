@@ -17,7 +17,7 @@ import (
 //
 // An event is in the window from Add until Recorded: what is finished but not yet marked and recorded
 // still costs memory, so it still counts. All methods may be called by any goroutine, but Begin, Add,
-// Commit and Marker only by the one that reads the stream, and Take and Recorded only by the one that
+// Commit and Marker only by the one that reads the stream, and TakeSettled and Recorded only by the one that
 // records.
 //
 // Invariant: Confirmed never passes the commit of a transaction with an open or unrecorded event, and
@@ -38,7 +38,7 @@ type Tracker struct {
 	confirmed  event.LSN         // recorded; guarded by mu
 	subs       []sub             // guarded by mu
 	settled    []*Entry          // finished and not yet taken; guarded by mu
-	ended      bool              // a delivery ended since the last Take; guarded by mu
+	ended      bool              // a delivery ended since the last TakeSettled; guarded by mu
 	entries    slab.Of[Entry]    // guarded by mu
 	deliveries slab.Of[Delivery] // guarded by mu
 	spare      *transaction      // to be used again, linked by newer; guarded by mu
@@ -155,7 +155,7 @@ func (t *Tracker) Add(ev *event.Event, subscribers []int, known bool) *Entry {
 	t.full.Store(!t.fits())
 	t.current.open++
 	if entry.open == 0 {
-		t.settle(entry)
+		t.settleEntry(entry)
 	}
 	return entry
 }
@@ -201,7 +201,7 @@ func (t *Tracker) Finish(ends ...End) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, e := range ends {
-		t.end(e.Delivery, e.Dead, e.Attempts)
+		t.endDelivery(e.Delivery, e.Dead, e.Attempts)
 	}
 }
 
@@ -220,11 +220,11 @@ func (t *Tracker) Secure(deliveries []*Delivery) {
 			position := d.Event.Position
 			s.holds = &position
 		}
-		t.end(d, true, 0)
+		t.endDelivery(d, true, 0)
 	}
 }
 
-func (t *Tracker) end(d *Delivery, owed bool, attempts int) {
+func (t *Tracker) endDelivery(d *Delivery, owed bool, attempts int) {
 	if d.done {
 		panic(fmt.Sprintf("ack: delivery of %q to subscriber %d ended twice", d.Event.ID, d.subscriber))
 	}
@@ -236,7 +236,7 @@ func (t *Tracker) end(d *Delivery, owed bool, attempts int) {
 	e.open--
 	t.ended = true
 	if e.open == 0 {
-		t.settle(e)
+		t.settleEntry(e)
 	}
 	signal(t.moved)
 }
@@ -250,7 +250,7 @@ func (t *Tracker) AwaitOwes(subscriber int) {
 
 // Owes tells how far back a subscriber's debt reaches; nil means that nothing is waiting. holds is the oldest that the
 // server would still send again: what stands below the confirmed position holds nothing back. Secure only ever moves
-// them back, so whoever calls Owes must have looked after its last Secure.
+// them back, so the caller of Owes must have read the debt after its last Secure.
 func (t *Tracker) Owes(subscriber int, oldest, holds *event.Position) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -348,8 +348,8 @@ func (t *Tracker) Secured(subscriber int) event.Position {
 	return position
 }
 
-// settle moves an entry with nothing open to the ones that wait for their mark.
-func (t *Tracker) settle(e *Entry) {
+// settleEntry moves an entry with nothing open to the ones that wait for their mark.
+func (t *Tracker) settleEntry(e *Entry) {
 	t.settled = append(t.settled, e)
 	t.ended = true
 	e.txn.open--
@@ -380,7 +380,7 @@ func (t *Tracker) completed(x *transaction) {
 	}
 }
 
-// Settled is what Take found: events to mark, and what may be confirmed once they are.
+// Settled is what TakeSettled found: events to mark, and what may be confirmed once they are.
 type Settled struct {
 	Entries []*Entry
 	// Finished is the end of what is finished: delivered, or dead. Confirming it holds WAL for every
@@ -388,13 +388,13 @@ type Settled struct {
 	Finished event.LSN
 	// Secured is the end of what is finished or recorded as waiting. It is never below Finished.
 	Secured event.LSN
-	// Ended tells that a delivery ended since the last Take. Without one there is no reason to write to
+	// Ended tells that a delivery ended since the last TakeSettled. Without one there is no reason to write to
 	// the database.
 	Ended bool
 }
 
-// Take returns all that has settled since the last call. It does not leave the window before Recorded.
-func (t *Tracker) Take() Settled {
+// TakeSettled returns all that has settled since the last call. It does not leave the window before Recorded.
+func (t *Tracker) TakeSettled() Settled {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	s := Settled{Entries: t.settled, Finished: t.prefix, Secured: t.prefix, Ended: t.ended}
@@ -413,8 +413,8 @@ func (t *Tracker) Take() Settled {
 	return s
 }
 
-// Recorded lets what Take returned out of the window and confirm be confirmed: one of the two positions
-// that Take returned.
+// Recorded lets what TakeSettled returned out of the window and confirm be confirmed: one of the two positions
+// that TakeSettled returned.
 func (t *Tracker) Recorded(s Settled, confirm event.LSN) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -452,7 +452,7 @@ func (t *Tracker) fits() bool { return t.events < t.limit.Events && t.bytes < t.
 // Room gets a token when the window may have room again. A token can be stale: ask HasRoom.
 func (t *Tracker) Room() <-chan struct{} { return t.room }
 
-// Moved gets a token when Take may have something new to return.
+// Moved gets a token when TakeSettled may have something new to return.
 func (t *Tracker) Moved() <-chan struct{} { return t.moved }
 
 // Received is the position of the last event that was added.

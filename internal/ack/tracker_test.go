@@ -51,7 +51,7 @@ func (s *script) step(t *testing.T, words []string) {
 	case "finish", "dead":
 		s.Finish(ack.End{Delivery: s.delivery(t, rest), Dead: verb == "dead"})
 	case "take":
-		s.taken = s.Take()
+		s.taken = s.TakeSettled()
 	case "recorded": // within the WAL budget
 		s.Recorded(s.taken, s.taken.Finished)
 	case "released": // above it
@@ -190,7 +190,7 @@ func TestTracker_sumsTheFailedAttemptsOfAllSubscribers(t *testing.T) {
 	tracker.Commit(16)
 	tracker.Finish(ack.End{Delivery: &entry.Deliveries()[1], Dead: true, Attempts: 3})
 	tracker.Finish(ack.End{Delivery: &entry.Deliveries()[0], Attempts: 2})
-	settled := tracker.Take()
+	settled := tracker.TakeSettled()
 	if len(settled.Entries) != 1 || settled.Entries[0].Attempts != 5 || !settled.Entries[0].Owed {
 		t.Fatalf("took %+v, want one entry with 5 attempts of which something is owed", settled.Entries)
 	}
@@ -199,7 +199,7 @@ func TestTracker_sumsTheFailedAttemptsOfAllSubscribers(t *testing.T) {
 	}
 	tracker.Recorded(settled, settled.Finished)
 	tracker.Marker(100)
-	if again := tracker.Take(); len(again.Entries) != 0 || again.Ended || again.Finished != 100 {
+	if again := tracker.TakeSettled(); len(again.Entries) != 0 || again.Ended || again.Finished != 100 {
 		t.Errorf("took %+v after a keepalive, want no entry, nothing ended, and 100 to confirm", again)
 	}
 }
@@ -230,7 +230,7 @@ func TestTracker_theWindowIsFullUntilWhatIsFinishedIsRecorded(t *testing.T) {
 				t.Error("room although nothing is recorded")
 			}
 			// Inside the transaction: one larger than the window must not stop itself.
-			settled := tracker.Take()
+			settled := tracker.TakeSettled()
 			tracker.Recorded(settled, settled.Finished)
 			if !tracker.HasRoom() {
 				t.Error("no room although one of two was recorded")
@@ -300,7 +300,7 @@ func TestTracker_confirmsEverythingInTheEndWhenManyFinishAtOnce(t *testing.T) {
 		entries := 0
 		for tracker.Confirmed() < want {
 			<-tracker.Moved()
-			settled := tracker.Take()
+			settled := tracker.TakeSettled()
 			entries += len(settled.Entries)
 			tracker.Recorded(settled, settled.Finished)
 		}

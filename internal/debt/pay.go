@@ -55,8 +55,8 @@ func mayMark(tables map[string]*outbox.Table, e *event.Event) bool {
 const becomesPaid = `state = 'paid', next_attempt = NULL, copied = false, payload = NULL, headers = NULL`
 
 // theDelivery is the primary key. Single deliveries go in statements of their own, many at once in a
-// batch: for a join with a list the planner needs statistics, and those of a queue are always of another
-// hour; guessing wrong it reads everything that is owed, for each page.
+// batch: for a join with a list the planner needs statistics, and those of a queue are always
+// stale; guessing wrong it reads everything that is owed, for each page.
 const theDelivery = `slot = $1 AND event_id = $2 AND source = $3 AND occurrence = $4 AND subscriber = $5`
 
 // delivery returns the arguments of theDelivery, which others may follow.

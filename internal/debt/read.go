@@ -289,11 +289,11 @@ func boundSQL(state lane.State) string {
 	return `(SELECT max(o.bound) FROM walpost.owed o WHERE o.slot = $1 AND o.subscriber = $2 AND o.state = '` + string(state) + `' AND ` + ahead + `)`
 }
 
-// Look tells what people have changed, and how far the debt reaches back. Of an event whose commit time
+// Changes tells what people have changed, and how far the debt reaches back. Of an event whose commit time
 // the server does not know, OldestAt is when it was recorded.
-func (s *Store) Look(ctx context.Context, subscriber string) (lane.Look, error) {
+func (s *Store) Changes(ctx context.Context, subscriber string) (lane.Changes, error) {
 	var (
-		look    lane.Look
+		look    lane.Changes
 		epoch   *int32
 		commit  *string
 		ordinal *int64
@@ -315,7 +315,7 @@ func (s *Store) Look(ctx context.Context, subscriber string) (lane.Look, error) 
 		look.Holds, err = s.holds(ctx, subscriber)
 	}
 	if err != nil {
-		return lane.Look{}, fmt.Errorf("look for the debt of %q: %w", subscriber, err)
+		return lane.Changes{}, fmt.Errorf("look for the debt of %q: %w", subscriber, err)
 	}
 	return look, nil
 }

@@ -150,7 +150,7 @@ func TestRedrive_inPiecesShowsEachToTheRelayInOneRowOfTheAudit(t *testing.T) {
 	record(t, store, "a", events...)
 	db.Exec(`UPDATE walpost.owed SET state = 'dead'`)
 	seen := func() int64 {
-		look, err := store.Look(t.Context(), "a")
+		look, err := store.Changes(t.Context(), "a")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -461,7 +461,7 @@ func TestLookAndLoad_tellThatASubscriberIsPaused(t *testing.T) {
 		if err := change(t.Context(), "sub", "me", "maintenance"); err != nil {
 			t.Fatal(err)
 		}
-		look, err := store.Look(t.Context(), "sub")
+		look, err := store.Changes(t.Context(), "sub")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -480,7 +480,7 @@ func TestLook_agesAnEventWithoutCommitTimeFromWhenItWasRecorded(t *testing.T) {
 	db := testdb.New(t)
 	store := open(t, db)
 	record(t, store, "sub", &event.Event{Source: "m", ID: "e", Position: event.Position{Commit: 7}})
-	look, err := store.Look(t.Context(), "sub")
+	look, err := store.Changes(t.Context(), "sub")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -85,7 +85,7 @@ func (s *transactions) send(t testing.TB) {
 // next is one transaction, from its Begin until it may be confirmed.
 func (s *transactions) next(t testing.TB) {
 	s.send(t)
-	settled := s.tracker.Take()
+	settled := s.tracker.TakeSettled()
 	s.tracker.Recorded(settled, settled.Finished)
 	if got, want := s.tracker.Confirmed(), s.at+8; got != want {
 		t.Fatalf("confirmed %v, want %v", got, want)
@@ -167,7 +167,7 @@ func BenchmarkWalk(b *testing.B) {
 		s.send(b)
 		for !tracker.HasRoom() {
 			<-tracker.Moved()
-			settled := tracker.Take()
+			settled := tracker.TakeSettled()
 			tracker.Recorded(settled, settled.Finished)
 		}
 	}

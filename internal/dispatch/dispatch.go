@@ -264,7 +264,7 @@ func (d *Dispatcher) insert(m *pgoutput.Insert) error {
 		d.metrics.publishedInserts.Inc()
 		return nil
 	}
-	d.take(bound.source, d.event(bound.layout, m.Values), position)
+	d.enter(bound.source, d.event(bound.layout, m.Values), position)
 	return nil
 }
 
@@ -315,7 +315,7 @@ func (d *Dispatcher) logicalMessage(m *pgoutput.LogicalMessage) error {
 		if source.Messages == string(m.Prefix) {
 			ev := source.EventFromMessage(m.Content)
 			ev.Limit(d.maxEvent)
-			d.take(d.source(source.Name), ev, position)
+			d.enter(d.source(source.Name), ev, position)
 			return nil
 		}
 	}
@@ -331,8 +331,8 @@ func (d *Dispatcher) next() (event.Position, bool) {
 	return position, !d.known && (d.last == event.Position{} || position.Compare(d.last) > 0)
 }
 
-// take enters an event and hands it over.
-func (d *Dispatcher) take(from *source, ev *event.Event, position event.Position) {
+// enter adds an event to the tracker and to what the lanes are offered next.
+func (d *Dispatcher) enter(from *source, ev *event.Event, position event.Position) {
 	ev.Source, ev.Position, ev.CommittedAt, ev.XID = from.name, position, d.begin.CommitTime, d.begin.XID
 	d.last = position
 	from.received.Inc()

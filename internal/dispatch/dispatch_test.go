@@ -156,7 +156,7 @@ func TestDispatcher_aKeepaliveCountsOnlyBetweenTransactions(t *testing.T) { // F
 	}
 	r.receive(row("b"), commit(16, 24))
 	r.KeepAlive(200)
-	if got := r.tracker.Take().Finished; got != 8 {
+	if got := r.tracker.TakeSettled().Finished; got != 8 {
 		t.Errorf("with an open event before it: %v may be confirmed, want 8", got)
 	}
 	if got := r.finish(); got != 200 {

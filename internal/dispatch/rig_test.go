@@ -102,7 +102,7 @@ func (r *rig) finish() event.LSN {
 			}
 		}
 	}
-	settled := r.tracker.Take()
+	settled := r.tracker.TakeSettled()
 	r.tracker.Recorded(settled, settled.Finished)
 	return r.tracker.Confirmed()
 }

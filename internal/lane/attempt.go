@@ -21,7 +21,7 @@ const (
 	warnEvery = 10 * time.Second
 )
 
-// call is one call of the subscriber. A lane uses those that have ended again, with their lists: a busy one
+// callSubscriber is one call of the subscriber. A lane uses those that have ended again, with their lists: a busy one
 // makes no garbage but what its handlers make.
 type call struct {
 	items    []*item
@@ -37,8 +37,8 @@ type call struct {
 	outcome    []error               // of the items, nil for delivered
 }
 
-// newCall is one without items. The caller holds mu.
-func (l *Lane) newCall(now time.Time) *call {
+// newCallLocked is one without items. The caller holds mu.
+func (l *Lane) newCallLocked(now time.Time) *call {
 	c := &call{}
 	if last := len(l.spareCalls) - 1; last >= 0 {
 		c = l.spareCalls[last]
@@ -50,10 +50,10 @@ func (l *Lane) newCall(now time.Time) *call {
 	return c
 }
 
-// letGo ends the use of a call and of what it held, so that neither stays in memory: a stopped timer stays
+// recycleLocked ends the use of a call and of what it held, so that neither stays in memory: a stopped timer stays
 // in the runtime's heap for a while. One that was not in time is not used again: who was told by its watch
 // may still wait for mu. The caller holds mu.
-func (l *Lane) letGo(c *call, inTime bool) {
+func (l *Lane) recycleLocked(c *call, inTime bool) {
 	clear(c.items)
 	clear(c.deliveries)
 	clear(c.outcome)
@@ -63,13 +63,13 @@ func (l *Lane) letGo(c *call, inTime bool) {
 	}
 }
 
-// work makes one call and settles its items. It returns the call with which the goroutine goes on, whose
+// runCall makes one call and settles its items. It returns the call with which the goroutine goes on, whose
 // stack is as large as the handler needs it.
-func (l *Lane) work(c *call) (next *call) {
+func (l *Lane) runCall(c *call) (next *call) {
 	var err error
 	inTime := true
 	if len(c.deliveries) > 0 {
-		inTime, err = l.call(c)
+		inTime, err = l.callSubscriber(c)
 	}
 	handed := 0
 	for _, it := range c.items {
@@ -80,11 +80,11 @@ func (l *Lane) work(c *call) (next *call) {
 		c.outcome = append(c.outcome, l.masked(errorOf(err, handed, len(c.deliveries))))
 		handed++
 	}
-	return l.settle(c, inTime)
+	return l.settleCall(c, inTime)
 }
 
-// call hands the deliveries to the subscriber, and tells whether it returned before it was overdue.
-func (l *Lane) call(c *call) (inTime bool, err error) {
+// callSubscriber hands the deliveries to the subscriber, and tells whether it returned before it was overdue.
+func (l *Lane) callSubscriber(c *call) (inTime bool, err error) {
 	ctx, cancel := context.WithTimeoutCause(c.lead, l.options.Timeout, l.late)
 	defer cancel()
 	if c.watch == nil {
@@ -99,7 +99,7 @@ func (l *Lane) call(c *call) (inTime bool, err error) {
 	}
 	inTime = c.watch.Stop()
 	if errors.Is(err, errSuspended) || errors.Is(err, subscriber.ErrOldTerm) {
-		l.Suspend() // whoever keeps the lead finds out whether it is still ours
+		l.Suspend() // the keeper of the lead finds out whether it is still ours
 	}
 	l.metrics.handle.Observe(time.Since(begun).Seconds())
 	return inTime, err // a late success is one, unless the delivery was recorded as owed meanwhile
@@ -166,10 +166,10 @@ func (l *Lane) markOverdue(c *call) {
 	l.callFailedLocked(c, time.Now())
 	// What of it is in debt by now is recorded before anything newer of its key is read: from now on nothing
 	// waits for the handler any more.
-	l.abandonOverdue()
-	l.pump()
+	l.abandonOverdueLocked()
+	l.startCallsLocked()
 	signal(l.idle)
-	signal(l.desk)
+	signal(l.readerWake)
 }
 
 // giveSlotAwayLocked stops counting a call that has not returned among those under way.
@@ -181,9 +181,9 @@ func (l *Lane) giveSlotAwayLocked(c *call) {
 	}
 }
 
-// settle ends a call: what is delivered or recorded as dead is finished, the rest goes back to the front
+// settleCall ends a call: what is delivered or recorded as dead is finished, the rest goes back to the front
 // of its key. It returns another call that has begun.
-func (l *Lane) settle(c *call, inTime bool) (next *call) {
+func (l *Lane) settleCall(c *call, inTime bool) (next *call) {
 	outcome := c.outcome
 	l.recordDead(c.items, outcome)
 
@@ -199,10 +199,10 @@ func (l *Lane) settle(c *call, inTime bool) (next *call) {
 		l.retryCalls--
 	}
 	now := time.Now()
-	l.observe(c, outcome, now)
+	l.observeLocked(c, outcome, now)
 	suspended := errors.Is(context.Cause(c.lead), errSuspended)
 	if !suspended {
-		l.judge(c, outcome, now)
+		l.judgeLocked(c, outcome, now)
 	}
 	// The last key first, so that those that go back to the front are in order again.
 	for end := len(c.items); end > 0; {
@@ -210,23 +210,23 @@ func (l *Lane) settle(c *call, inTime bool) (next *call) {
 		for begin > 0 && c.items[begin-1].queue == c.items[begin].queue {
 			begin--
 		}
-		l.settleKey(c.items[begin:end], outcome[begin:end], suspended, now)
+		l.settleKeyLocked(c.items[begin:end], outcome[begin:end], suspended, now)
 		end = begin
 	}
-	l.letGo(c, inTime)
-	l.acknowledge()
+	l.recycleLocked(c, inTime)
+	l.acknowledgeLocked()
 	l.metrics.open.Set(float64(l.held))
-	next = l.next()
-	l.pump()
+	next = l.nextCallLocked()
+	l.startCallsLocked()
 	signal(l.idle)
 	if len(l.scope.paid) >= payLimit/4 || len(l.scope.held) > 0 {
-		signal(l.desk)
+		signal(l.readerWake)
 	}
 	return next
 }
 
-// judge updates what the lane thinks of its subscriber after a call: the breaker and the batch size.
-func (l *Lane) judge(c *call, outcome []error, now time.Time) {
+// judgeLocked updates what the lane thinks of its subscriber after a call: the breaker and the batch size.
+func (l *Lane) judgeLocked(c *call, outcome []error, now time.Time) {
 	var delivered, failed bool
 	var whole bool
 	for i, err := range outcome {
@@ -259,9 +259,9 @@ func (l *Lane) judge(c *call, outcome []error, now time.Time) {
 	}
 }
 
-// settleKey settles the items of one key, in commit order. That a call ended because the lane was suspended
+// settleKeyLocked settles the items of one key, in commit order. That a call ended because the lane was suspended
 // says nothing about its events.
-func (l *Lane) settleKey(items []*item, outcome []error, suspended bool, now time.Time) {
+func (l *Lane) settleKeyLocked(items []*item, outcome []error, suspended bool, now time.Time) {
 	q := items[0].queue
 	var left []*item
 	var wait time.Duration
@@ -280,19 +280,19 @@ func (l *Lane) settleKey(items []*item, outcome []error, suspended bool, now tim
 			if err == nil {
 				l.recoveredLocked(q)
 			}
-			l.finish(it, err, now)
+			l.finishLocked(it, err, now)
 			continue
 		case suspended:
 		case errors.Is(err, subscriber.ErrHeld): // says nothing about the event
 			wait = max(wait, l.options.Backoff.Initial)
 		case !failed && !errors.As(err, new(wholeBatch)):
-			wait = l.noteFailure(it, err, now)
+			wait = l.noteFailureLocked(it, err, now)
 			if it.replay == nil {
 				l.failsLocked(q, err, now)
 			}
 		}
 		if it.replay != nil {
-			l.replayFailed(it, wait)
+			l.replayFailedLocked(it, wait)
 			if !failed {
 				wait = 0 // live events of the key need not wait for it
 			}
@@ -300,14 +300,14 @@ func (l *Lane) settleKey(items []*item, outcome []error, suspended bool, now tim
 			continue
 		}
 		failed = true
-		if it.live != nil && l.inScope(it) {
-			l.hold(it) // the key fell into debt while it was in work
+		if it.live != nil && l.inScopeLocked(it) {
+			l.holdItemLocked(it) // the key fell into debt while it was in work
 			continue
 		}
 		left = append(left, it)
 	}
 	if len(left) == 0 {
-		l.release(q)
+		l.releaseLocked(q)
 		return
 	}
 	q.putBack(left)
@@ -342,8 +342,8 @@ func (l *Lane) recoveredLocked(q *keyQueue) {
 	l.breaker.keys.forget(q.key)
 }
 
-// acknowledge tells the tracker what finish has ended.
-func (l *Lane) acknowledge() {
+// acknowledgeLocked tells the tracker what finish has ended.
+func (l *Lane) acknowledgeLocked() {
 	if len(l.ends) > 0 {
 		l.acks.Finish(l.ends...)
 		clear(l.ends)
@@ -351,8 +351,8 @@ func (l *Lane) acknowledge() {
 	}
 }
 
-// finish ends a delivery: delivered, or recorded as a dead letter. Its caller acknowledges.
-func (l *Lane) finish(it *item, err error, now time.Time) {
+// finishLocked ends a delivery: delivered, or recorded as a dead letter. Its caller acknowledges.
+func (l *Lane) finishLocked(it *item, err error, now time.Time) {
 	if err == nil {
 		l.stats.Delivered++
 		l.metrics.delivered.Inc()
@@ -360,7 +360,7 @@ func (l *Lane) finish(it *item, err error, now time.Time) {
 		l.stats.Dead++
 		l.metrics.dead.Inc()
 		if l.options.BlockKey {
-			l.block(l.keyOf(it.ev))
+			l.blockKeyLocked(l.keyOf(it.ev))
 		}
 	}
 	if it.replay != nil {
@@ -380,13 +380,13 @@ func (l *Lane) finish(it *item, err error, now time.Time) {
 	case err == nil:
 		l.scope.paid = append(l.scope.paid, it)
 	default: // its row is dead now and waits no more
-		l.scope.letGo(it)
+		l.scope.dropFromHand(it)
 		l.scope.forget(l.keyOf(it.ev))
 	}
 }
 
-// noteFailure counts a failed attempt and returns how long the key has to wait.
-func (l *Lane) noteFailure(it *item, err error, now time.Time) time.Duration {
+// noteFailureLocked counts a failed attempt and returns how long the key has to wait.
+func (l *Lane) noteFailureLocked(it *item, err error, now time.Time) time.Duration {
 	l.stats.Failed++
 	l.stats.LastError = err.Error()
 	l.metrics.failed.Inc()
@@ -402,7 +402,7 @@ func (l *Lane) noteFailure(it *item, err error, now time.Time) time.Duration {
 	}
 	if subscriber.IsPause(err) && l.unwanted == nil && !l.scope.paused {
 		l.unwanted = err
-		signal(l.desk)
+		signal(l.readerWake)
 	}
 	if past.first.IsZero() {
 		past.first = now
@@ -463,7 +463,7 @@ func (l *Lane) sayDead(it *item, err error) {
 		"attempts", it.attempts(), "correlation_id", it.ev.CorrelationID(), "err", err)
 }
 
-// noteDeath notes why an item is to be a dead letter. The desk may look at an item that is in work, or have
+// noteDeath notes why an item is to be a dead letter. The debt reader may read an item that is in work, or have
 // recorded it as owed meanwhile: then it says no, and the item is sent again from there.
 func (l *Lane) noteDeath(it *item, err error) bool {
 	l.mu.Lock()

@@ -235,10 +235,10 @@ func (d *debt) Failed(_ context.Context, _ string, owed []lane.Owed) error {
 	return nil
 }
 
-func (d *debt) Look(context.Context, string) (lane.Look, error) {
+func (d *debt) Changes(context.Context, string) (lane.Changes, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	look := lane.Look{Paused: d.paused != "", Change: d.changes}
+	look := lane.Changes{Paused: d.paused != "", Change: d.changes}
 	for _, r := range d.inOrder() {
 		if r.state == lane.StateWaiting {
 			look.Oldest, look.Any, look.OldestAt = r.Event.Position, true, r.Event.CommittedAt

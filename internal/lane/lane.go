@@ -7,8 +7,8 @@
 // The files in reading order: lane.go (what a lane is), queue.go (order within a key), attempt.go (one
 // call of the subscriber), backoff.go and retries.go (when to try again), breaker.go (what a failed attempt
 // means) and probe.go (which event is tried while the subscriber is away), scope.go (which events are held
-// back because their key is in debt), desk.go (the goroutine that records debt), pay.go (how it is read and
-// paid), people.go (what people change meanwhile), replay.go (what is handed over again), lead.go (what
+// back because their key is in debt), debt_reader.go (the goroutine that records debt), pay.go (how it is read and
+// paid), changes.go (what people change meanwhile), replay.go (what is handed over again), lead.go (what
 // happens while another relay may lead).
 package lane
 
@@ -95,7 +95,7 @@ type Stream struct {
 	// Pressed reports whether the window is full and mainly this lane's, so that the others wait for it.
 	Pressed func() bool
 	// Observe is told how the events of a call fared, once a call, under the lane's lock: it must return at
-	// once, and keep neither attempts nor an event. nil tells nobody.
+	// once, and keep neither attempts nor an event. nil tells no one.
 	Observe func(began time.Time, took time.Duration, attempts []Attempt)
 }
 
@@ -141,7 +141,7 @@ type Lane struct {
 	breaker    breaker                 // guarded by mu
 	scope      scope                   // guarded by mu
 	tried      map[*event.Event]*item  // given back by a replay after they failed; guarded by mu
-	lookNow    bool                    // somebody has changed something; guarded by mu
+	refreshNow bool                    // a person has changed something; guarded by mu
 	unwanted   error                   // why the subscriber asks to be paused, until it is; guarded by mu
 	stats      Stats                   // guarded by mu
 	seen       []Attempt               // scratch of observe; guarded by mu
@@ -153,9 +153,9 @@ type Lane struct {
 
 	deadSaid *rate.Limiter // lets lines of the log about dead letters through
 
-	idle    chan struct{}  // gets a token when a drain may be over
-	desk    chan struct{}  // gets a token when the desk has something to do
-	handler sync.WaitGroup // calls under way, overdue ones included
+	idle       chan struct{}  // gets a token when a drain may be over
+	readerWake chan struct{}  // gets a token when the debt reader has something to do
+	handler    sync.WaitGroup // calls under way, overdue ones included
 }
 
 // New makes the lane of a subscriber whose deliveries carry number.
@@ -184,11 +184,11 @@ func New(number int, sub subscriber.Subscriber, options Options, acks Acks, ower
 		keys:    make(map[string]*keyQueue),
 		calls:   make(map[*call]struct{}),
 		batch:   options.Batch, retryBatch: options.Batch,
-		breaker:  breaker{backoff: options.Backoff},
-		scope:    scope{lookUp: true, unread: true, counted: make(map[uint64]int), keys: make(map[string]int), blocked: make(map[string]bool), failed: make(map[*item]struct{})},
-		deadSaid: rate.NewLimiter(5, 20),
-		idle:     make(chan struct{}, 1),
-		desk:     make(chan struct{}, 1),
+		breaker:    breaker{backoff: options.Backoff},
+		scope:      scope{lookUp: true, unread: true, counted: make(map[uint64]int), keys: make(map[string]int), blocked: make(map[string]bool), failed: make(map[*item]struct{})},
+		deadSaid:   rate.NewLimiter(5, 20),
+		idle:       make(chan struct{}, 1),
+		readerWake: make(chan struct{}, 1),
 	}
 }
 
@@ -206,26 +206,26 @@ func (l *Lane) Offer(deliveries ...*ack.Delivery) {
 	l.metrics.open.Set(float64(l.held))
 	now := time.Now()
 	for _, d := range deliveries {
-		it := l.newItem(d.Event, now)
+		it := l.newItemLocked(d.Event, now)
 		it.live = d
 		switch {
 		case l.scope.lookUp:
 			l.scope.unchecked = append(l.scope.unchecked, it)
-			signal(l.desk)
-		case l.inScope(it):
-			l.hold(it)
+			signal(l.readerWake)
+		case l.inScopeLocked(it):
+			l.holdItemLocked(it)
 		default:
-			l.queue(it)
+			l.enqueueLocked(it)
 		}
 	}
 	if n := len(deliveries); n > 0 {
 		l.behind = now.Sub(deliveries[n-1].Event.CommittedAt)
 	}
-	l.pump()
+	l.startCallsLocked()
 }
 
-// newItem makes an item; that of an event that cannot be handed over is dead already.
-func (l *Lane) newItem(ev *event.Event, now time.Time) *item {
+// newItemLocked makes an item; that of an event that cannot be handed over is dead already.
+func (l *Lane) newItemLocked(ev *event.Event, now time.Time) *item {
 	it := l.items.New(ev.Size())
 	it.ev, it.offered = ev, now.Sub(l.made)
 	if ev.Invalid != "" {
@@ -244,32 +244,32 @@ func (l *Lane) Run(ctx context.Context, drain time.Duration) error {
 	// Deliveries outlive ctx: a soft stop ends reading, not handling.
 	deliver, abandon := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer abandon(nil)
-	d := newDesk(l)
-	if err := d.load(ctx); err != nil {
+	d := newDebtReader(l)
+	if err := d.loadDebt(ctx); err != nil {
 		return nil // ctx ended first; nothing was handed over
 	}
 	l.mu.Lock()
 	l.running, l.deliver = true, deliver
 	l.lead, l.unlead = context.WithCancelCause(deliver)
-	l.pump()
+	l.startCallsLocked()
 	l.mu.Unlock()
 
-	desk, closeDesk := context.WithCancel(deliver)
-	defer closeDesk()
+	reading, endReading := context.WithCancel(deliver)
+	defer endReading()
 	closed := make(chan struct{})
 	go func() {
 		defer close(closed)
-		d.run(desk)
+		d.runRounds(reading)
 	}()
 
 	<-ctx.Done()
 	deadline := time.Now().Add(drain + closeTimeout)
 	l.drain(drain, errors.Is(context.Cause(ctx), ErrYield))
-	closeDesk()
+	endReading()
 	<-closed
 	abandon(errDrained)
 	err := l.awaitHandlers()
-	return errors.Join(err, d.close(deadline))
+	return errors.Join(err, d.recordOpen(deadline))
 }
 
 // ErrYield lets, as the cause of the end of Run's context, nothing more be handed over: what is in a handler
@@ -285,9 +285,9 @@ func (l *Lane) drain(limit time.Duration, yield bool) {
 	l.draining = true
 	l.running = !yield
 	for _, q := range l.keys {
-		l.giveUp(q) // what is owed is recorded; it does not have to be sent now
+		l.giveUpLocked(q) // what is owed is recorded; it does not have to be sent now
 	}
-	l.pump()
+	l.startCallsLocked()
 	l.mu.Unlock()
 	deadline := time.NewTimer(limit)
 	defer deadline.Stop()
@@ -329,44 +329,44 @@ func (l *Lane) awaitHandlers() error {
 	case <-grace.C:
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		return fmt.Errorf("subscriber %q: calls with events %v do not end: a handler ignores that its context has, or a dead letter cannot be recorded", l.Name(), l.inWork(func(*call) bool { return true }))
+		return fmt.Errorf("subscriber %q: calls with events %v do not end: a handler ignores that its context has, or a dead letter cannot be recorded", l.Name(), l.inWorkLocked(func(*call) bool { return true }))
 	}
 }
 
-// pump starts calls while there is something to do and a free slot. Every change of state ends with it.
+// startCallsLocked starts calls while there is something to do and a free slot. Every change of state ends with it.
 // The caller holds mu.
-func (l *Lane) pump() {
-	for c := l.next(); c != nil; c = l.next() {
+func (l *Lane) startCallsLocked() {
+	for c := l.nextCallLocked(); c != nil; c = l.nextCallLocked() {
 		l.handler.Go(func() {
-			for c := c; c != nil; c = l.work(c) {
+			for c := c; c != nil; c = l.runCall(c) {
 			}
 		})
 	}
 	l.scheduleWakeLocked(time.Now())
 }
 
-// next begins a call, or returns nil while there is nothing to do or no slot is free. The caller holds mu.
-func (l *Lane) next() *call {
+// nextCallLocked begins a call, or returns nil while there is nothing to do or no slot is free. The caller holds mu.
+func (l *Lane) nextCallLocked() *call {
 	for l.running && !l.suspended && len(l.calls)-l.overdue < l.options.Concurrency && l.overdue < maxOverdue {
 		if l.ready.empty() && len(l.retries) == 0 {
 			return nil
 		}
 		now := time.Now()
-		c := l.newCall(now)
+		c := l.newCallLocked(now)
 		if l.breaker.open() {
 			l.chooseProbeLocked(c, now)
 		} else {
 			l.chooseLocked(c, now)
 		}
 		if len(c.items) > 0 {
-			l.address(c)
+			l.addressLocked(c)
 			l.calls[c] = struct{}{}
 			if c.retry {
 				l.retryCalls++
 			}
 			return c
 		}
-		l.letGo(c, true)
+		l.recycleLocked(c, true)
 		if l.breaker.open() || l.ready.empty() {
 			return nil // the timer comes back for what is not due
 		}
@@ -402,7 +402,7 @@ func (l *Lane) takeFromLocked(c *call, q *keyQueue, size int) {
 	}
 	n := min(size-len(c.items), len(q.items))
 	if n == 0 { // its events were moved to the debt
-		l.release(q)
+		l.releaseLocked(q)
 		return
 	}
 	for i, it := range q.items[:n] {
@@ -417,9 +417,9 @@ func (l *Lane) takeFromLocked(c *call, q *keyQueue, size int) {
 	q.state = inWork
 }
 
-// address makes the deliveries of a call. What already is to be a dead letter needs no subscriber, only the
+// addressLocked makes the deliveries of a call. What already is to be a dead letter needs no subscriber, only the
 // record. The caller holds mu.
-func (l *Lane) address(c *call) {
+func (l *Lane) addressLocked(c *call) {
 	term := l.stream.Term()
 	for _, it := range c.items {
 		if it.dead {
@@ -460,12 +460,12 @@ func (l *Lane) Stats() Stats {
 	s := l.stats
 	s.Open, s.BreakerOpen = l.held, l.breaker.open()
 	s.InDebt, s.KeysInDebt, s.Paused = l.scope.all, len(l.scope.keys), l.scope.paused
-	s.Overdue = l.inWork(func(c *call) bool { return c.overdue })
+	s.Overdue = l.inWorkLocked(func(c *call) bool { return c.overdue })
 	return s
 }
 
-// inWork are the ids of events that are in certain calls. The caller holds mu.
-func (l *Lane) inWork(which func(*call) bool) []string {
+// inWorkLocked are the ids of events that are in certain calls. The caller holds mu.
+func (l *Lane) inWorkLocked(which func(*call) bool) []string {
 	var ids []string
 	for c := range l.calls {
 		if which(c) {

@@ -25,7 +25,7 @@ func (l *Lane) Suspend() {
 }
 
 // Suspended reports whether Resume is waited for. A lane suspends itself when it may not begin an attempt, and
-// when a subscriber has found out that somebody else has led.
+// when a subscriber has found out that another relay has led.
 func (l *Lane) Suspended() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -43,23 +43,23 @@ func (l *Lane) Resume() {
 	if l.deliver != nil {
 		l.lead, l.unlead = context.WithCancelCause(l.deliver)
 	}
-	l.pump()
+	l.startCallsLocked()
 }
 
-// Look lets the lane look at once what people have changed, and not only at the next interval.
-func (l *Lane) Look() {
+// Refresh lets the lane ask at once what people have changed, and not only at the next interval.
+func (l *Lane) Refresh() {
 	l.mu.Lock()
-	l.lookNow = true
+	l.refreshNow = true
 	l.mu.Unlock()
-	signal(l.desk)
+	signal(l.readerWake)
 }
 
-// lookDue reports whether it is time to look.
-func (d *desk) lookDue() bool {
+// refreshDue reports whether it is time to ask what people have changed.
+func (d *debtReader) refreshDue() bool {
 	l := d.l
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	due := l.lookNow || l.unwanted != nil || time.Since(d.looked) >= lookInterval
-	l.lookNow = false
+	due := l.refreshNow || l.unwanted != nil || time.Since(d.refreshedAt) >= refreshInterval
+	l.refreshNow = false
 	return due
 }

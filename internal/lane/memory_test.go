@@ -51,7 +51,7 @@ func TestLane_letsGoOfWhatIsDone(t *testing.T) {
 				}
 				close(gate)
 				r.await(events)
-				r.tracker.Recorded(r.tracker.Take(), 0)
+				r.tracker.Recorded(r.tracker.TakeSettled(), 0)
 				synctest.Wait()
 				runtime.GC()
 				kept := 0

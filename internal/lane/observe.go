@@ -20,15 +20,15 @@ const (
 // Attempt is how one event fared in a call of the subscriber.
 type Attempt struct {
 	Event *event.Event
-	// Number counts from 1; 0 is an event that was never handed over, because it can be delivered to nobody.
+	// Number counts from 1; 0 is an event that was never handed over, because it can be delivered to no one.
 	Number  int
 	Outcome Outcome
 	Err     error // nil for Delivered
 	Replay  bool  // a person asked for it again
 }
 
-// observe tells Stream.Observe how a call ended, before anything is settled. The caller holds mu.
-func (l *Lane) observe(c *call, outcome []error, now time.Time) {
+// observeLocked tells Stream.Observe how a call ended, before anything is settled. The caller holds mu.
+func (l *Lane) observeLocked(c *call, outcome []error, now time.Time) {
 	if l.stream.Observe == nil {
 		return
 	}

@@ -41,8 +41,8 @@ type Ower interface {
 	Blocked(ctx context.Context, subscriber string) ([]string, error)
 	// Unwanted pauses the subscriber on its own word, until a person resumes it.
 	Unwanted(ctx context.Context, subscriber, why string) error
-	// Look tells what people have changed since the last look, and how far the debt reaches back.
-	Look(ctx context.Context, subscriber string) (Look, error)
+	// Changes tells what people have changed, and how far the debt reaches back.
+	Changes(ctx context.Context, subscriber string) (Changes, error)
 }
 
 // State is the state of an owed delivery.
@@ -93,12 +93,12 @@ type Query struct {
 	Order  Ordering
 	InHand []string
 	Due    time.Time // zero: everything is due
-	// Change is Look.Change as the caller knows it. With ByKey, ErrChanged says that people have changed
+	// Change is Changes.Change as the caller knows it. With ByKey, ErrChanged says that people have changed
 	// something since: what kept a key back may be gone.
 	Change int64
 }
 
-// ErrChanged is the answer of Waiting when the caller has to look first what people have changed.
+// ErrChanged is the answer of Waiting when the caller has to ask first for what people have changed.
 var ErrChanged = errors.New("what is owed was changed")
 
 // Debt is what Load found.
@@ -117,12 +117,12 @@ type Debt struct {
 	Bounds map[string]event.LSN
 	// Paused tells that a person has paused the subscriber.
 	Paused bool
-	// Change is Look.Change of a moment before the rest was read.
+	// Change is Changes.Change of a moment before the rest was read.
 	Change int64
 }
 
-// Look is what is found by looking from time to time.
-type Look struct {
+// Changes is what a lane asks for from time to time.
+type Changes struct {
 	// Paused tells that a person has paused the subscriber.
 	Paused bool
 	// Change is another number after a person has changed something.

@@ -12,8 +12,8 @@ import (
 	"github.com/backendstart/walpost/internal/event"
 )
 
-// settle removes what was delivered from the debt, and notes what failed.
-func (d *desk) settle(ctx context.Context) error {
+// removePaid removes what was delivered from the debt, and notes what failed.
+func (d *debtReader) removePaid(ctx context.Context) error {
 	l := d.l
 	l.mu.Lock()
 	paid := l.scope.paid
@@ -48,7 +48,7 @@ func (d *desk) settle(ctx context.Context) error {
 	defer l.mu.Unlock()
 	l.scope.paid = rest(l.scope.paid, len(paid))
 	for _, it := range paid {
-		l.scope.letGo(it)
+		l.scope.dropFromHand(it)
 		l.scope.forget(l.keyOf(it.ev))
 	}
 	return nil
@@ -61,12 +61,12 @@ func (s *scope) forget(key string) {
 	}
 }
 
-// read takes waiting deliveries in hand, in order, as long as there is room for them.
-func (d *desk) read(ctx context.Context) error {
+// readWaiting takes waiting deliveries in hand, in order, as long as there is room for them.
+func (d *debtReader) readWaiting(ctx context.Context) error {
 	l := d.l
 	l.mu.Lock()
 	s := &l.scope
-	ready := d.waiting && l.running && !l.draining && !s.paused && !s.unread && !l.liveAtWork() && !s.mustRecordFirst()
+	ready := d.waiting && l.running && !l.draining && !s.paused && !s.unread && !l.liveAtWorkLocked() && !s.mustRecordFirst()
 	if ready && l.backAgain && d.leftOut {
 		d.again = true // what failed while the subscriber was away need not wait any longer
 	}
@@ -98,7 +98,7 @@ func (d *desk) read(ctx context.Context) error {
 	owed, err := l.ower.Waiting(ctx, l.Name(), query)
 	d.passTook += time.Since(began)
 	if errors.Is(err, ErrChanged) {
-		l.Look()
+		l.Refresh()
 		return nil
 	}
 	if err != nil {
@@ -119,13 +119,13 @@ func (d *desk) read(ctx context.Context) error {
 		}
 		d.takeInHandLocked(o, now)
 	}
-	l.pump()
-	signal(l.desk) // there may be more
+	l.startCallsLocked()
+	signal(l.readerWake) // there may be more
 	return nil
 }
 
 // queryLocked is the next page of this pass.
-func (d *desk) queryLocked(limit int, bytes int64) Query {
+func (d *debtReader) queryLocked(limit int, bytes int64) Query {
 	l := d.l
 	query := Query{After: d.cursor, Limit: limit, Bytes: bytes, Order: l.options.Ordering, Due: d.dueBy, Change: d.change}
 	if l.options.Ordering != ByKey {
@@ -142,7 +142,7 @@ func (d *desk) queryLocked(limit int, bytes int64) Query {
 		d.leftOut = true
 	}
 	inHand := make(map[string]bool)
-	for _, it := range l.owedItems() {
+	for _, it := range l.owedItemsLocked() {
 		if key := it.ev.Key; !inHand[key] && !d.without[key] {
 			inHand[key] = true
 			query.InHand = append(query.InHand, key)
@@ -152,9 +152,9 @@ func (d *desk) queryLocked(limit int, bytes int64) Query {
 }
 
 // takeInHandLocked queues a delivery that was read from the debt, and returns its key.
-func (d *desk) takeInHandLocked(o Owed, now time.Time) *keyQueue {
+func (d *debtReader) takeInHandLocked(o Owed, now time.Time) *keyQueue {
 	l := d.l
-	it := l.newItem(o.Event, now)
+	it := l.newItemLocked(o.Event, now)
 	key := l.keyOf(o.Event)
 	hasFailed := o.Attempts > 0 || !o.FirstFailure.IsZero()
 	if hasFailed {
@@ -163,7 +163,7 @@ func (d *desk) takeInHandLocked(o Owed, now time.Time) *keyQueue {
 	}
 	l.scope.takeInHand(it)
 	if !hasFailed || l.keys[key] != nil {
-		l.queue(it)
+		l.enqueueLocked(it)
 		return l.keys[key]
 	}
 	due := now
@@ -176,7 +176,7 @@ func (d *desk) takeInHandLocked(o Owed, now time.Time) *keyQueue {
 
 // wantsMoreLocked reports whether what is in hand is too little. While the subscriber is away, that is when
 // everything in hand has failed since: the keys in hand may be those that fail, and not the subscriber.
-func (d *desk) wantsMoreLocked() bool {
+func (d *debtReader) wantsMoreLocked() bool {
 	l := d.l
 	return !l.breaker.open() || l.ready.empty() && len(l.calls) == l.overdue
 }
@@ -184,7 +184,7 @@ func (d *desk) wantsMoreLocked() bool {
 // setAsideLocked bounds what failing keys hold of the memory for the debt, by number and by bytes: it gives
 // up those whose next attempt is furthest away, so that the others go on without them. They stay recorded,
 // and a later pass comes back to them. At least one stays in hand, to be tried. It returns what they hold.
-func (d *desk) setAsideLocked() (number int, bytes int64) {
+func (d *debtReader) setAsideLocked() (number int, bytes int64) {
 	l := d.l
 	var queues []*keyQueue
 	size := func(q *keyQueue) (n int, bytes int64) {
@@ -221,7 +221,7 @@ func (d *desk) setAsideLocked() (number int, bytes int64) {
 			continue
 		}
 		number, bytes = number-n, bytes-b
-		l.giveUp(q)
+		l.giveUpLocked(q)
 		d.leftOut = true
 	}
 	return number, bytes
@@ -229,7 +229,7 @@ func (d *desk) setAsideLocked() (number int, bytes int64) {
 
 // endPass is called when nothing is left beyond the cursor. Unless something was left out, all that waits is
 // in hand then. Else the next pass begins after a while.
-func (d *desk) endPass(ctx context.Context) error {
+func (d *debtReader) endPass(ctx context.Context) error {
 	l := d.l
 	l.mu.Lock()
 	inHand, leftOut := l.scope.inHand, d.leftOut
@@ -256,19 +256,19 @@ func (d *desk) endPass(ctx context.Context) error {
 			}
 		}
 		d.waiting = false
-		d.looked = time.Time{} // tell the tracker at once
+		d.refreshedAt = time.Time{} // tell the tracker at once
 		d.beginPassLocked(time.Now())
 		d.dueBy, d.leftOut = time.Time{}, false
 	}
 	if !l.breaker.open() {
-		l.narrow()
+		l.narrowLocked()
 	}
 	return nil
 }
 
 // betweenPasses waits until it is time to come back to what was left out. Passes over a long debt of failing
 // keys take at most a tenth of the time. Meanwhile keys of which nothing waits any more join the live ones.
-func (d *desk) betweenPasses(ctx context.Context) error {
+func (d *debtReader) betweenPasses(ctx context.Context) error {
 	l := d.l
 	now := time.Now()
 	l.mu.Lock()
@@ -279,7 +279,7 @@ func (d *desk) betweenPasses(ctx context.Context) error {
 	}
 	if now.Sub(d.passAt) >= max(passInterval, 10*d.passTook) {
 		d.again = true
-		signal(l.desk)
+		signal(l.readerWake)
 	}
 	if now.Sub(d.countedAt) < max(countInterval, 20*d.countTook) {
 		return nil
@@ -292,7 +292,7 @@ func (d *desk) betweenPasses(ctx context.Context) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !debt.More && debt.Change == d.change {
-		l.narrowTo(debt.Keys)
+		l.narrowToLocked(debt.Keys)
 	}
 	return nil
 }
@@ -300,7 +300,7 @@ func (d *desk) betweenPasses(ctx context.Context) error {
 // beginPassLocked begins to read from the oldest. What is in hand is not to be read again: what is not under
 // way and has not failed is given up, the other keys are left out of the pass; where everything is one key,
 // the pass waits until nothing is in hand.
-func (d *desk) beginPassLocked(now time.Time) bool {
+func (d *debtReader) beginPassLocked(now time.Time) bool {
 	l := d.l
 	if l.options.Ordering == Total && l.scope.inHand > 0 {
 		return false
@@ -319,11 +319,11 @@ func (d *desk) beginPassLocked(now time.Time) bool {
 	l.backAgain = false
 	for _, q := range l.keys {
 		if q.state == ready {
-			l.giveUp(q)
+			l.giveUpLocked(q)
 		}
 	}
 	clear(d.without)
-	for _, it := range l.owedItems() {
+	for _, it := range l.owedItemsLocked() {
 		d.without[l.keyOf(it.ev)] = true
 	}
 	d.leftOut = !d.dueBy.IsZero() || len(d.without) > 0
@@ -331,12 +331,12 @@ func (d *desk) beginPassLocked(now time.Time) bool {
 }
 
 // readSample fetches the next probe from a random place in the debt, while the subscriber is away.
-func (d *desk) readSample(ctx context.Context) error {
+func (d *debtReader) readSample(ctx context.Context) error {
 	l := d.l
 	now := time.Now()
 	l.mu.Lock()
 	wanted := l.breaker.open() && l.sample == nil && !now.Before(l.breaker.nextOther) && now.Sub(d.sampledAt) >= maxProbeGap &&
-		l.options.Ordering != Total && d.waiting && !d.again && l.running && !l.draining && !l.scope.paused && !l.scope.unread && !l.liveAtWork() && !l.scope.mustRecordFirst()
+		l.options.Ordering != Total && d.waiting && !d.again && l.running && !l.draining && !l.scope.paused && !l.scope.unread && !l.liveAtWorkLocked() && !l.scope.mustRecordFirst()
 	l.mu.Unlock()
 	if !wanted {
 		return nil
@@ -363,11 +363,11 @@ func (d *desk) readSample(ctx context.Context) error {
 			l.sample = q
 		}
 	}
-	l.pump()
+	l.startCallsLocked()
 	return nil
 }
 
 // inHandLocked reports whether something of a key was read and is not yet removed from the debt.
-func (d *desk) inHandLocked(key string) bool {
-	return slices.ContainsFunc(d.l.owedItems(), func(it *item) bool { return d.l.keyOf(it.ev) == key })
+func (d *debtReader) inHandLocked(key string) bool {
+	return slices.ContainsFunc(d.l.owedItemsLocked(), func(it *item) bool { return d.l.keyOf(it.ev) == key })
 }

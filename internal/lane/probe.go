@@ -59,7 +59,7 @@ func (l *Lane) nextUntriedLocked() *keyQueue {
 		if len(q.items) > 0 {
 			return q
 		}
-		l.release(q)
+		l.releaseLocked(q)
 	}
 	return nil
 }
@@ -118,7 +118,7 @@ func (l *Lane) wakeUp() {
 	defer l.mu.Unlock()
 	l.wakeAt = time.Time{}
 	if l.running {
-		l.pump()
+		l.startCallsLocked()
 	}
 }
 
@@ -130,7 +130,7 @@ func (l *Lane) callFailedLocked(c *call, now time.Time) {
 	}
 	l.metrics.breakerOpen.Set(1)
 	l.log.Warn("subscriber is away, trying one event at a time", "event", c.items[0].ev.ID, "failures", l.breaker.streak)
-	signal(l.desk)
+	signal(l.readerWake)
 }
 
 // succeededLocked notes a delivery. If the subscriber was away nothing has to wait any longer, except for
@@ -147,5 +147,5 @@ func (l *Lane) succeededLocked(now time.Time) {
 	}
 	l.retries.sort()
 	l.backAgain = true
-	signal(l.desk)
+	signal(l.readerWake)
 }

@@ -132,23 +132,23 @@ func (l *Lane) keyOf(ev *event.Event) string {
 	return ""
 }
 
-// queue appends an item to its key.
-func (l *Lane) queue(it *item) {
+// enqueueLocked appends an item to its key.
+func (l *Lane) enqueueLocked(it *item) {
 	key := l.keyOf(it.ev)
 	q := l.keys[key]
 	if q == nil {
-		q = l.newQueue(key)
+		q = l.newQueueLocked(key)
 		l.keys[key] = q
 	}
 	q.items = append(q.items, it)
 	if q.state == idle {
-		l.makeReady(q)
+		l.makeReadyLocked(q)
 	}
 }
 
 // queueFailedLocked is queue for an item that had failed when it was recorded. It is due then, or later.
 func (l *Lane) queueFailedLocked(it *item, due time.Time) *keyQueue {
-	q := l.newQueue(l.keyOf(it.ev))
+	q := l.newQueueLocked(l.keyOf(it.ev))
 	q.items = append(q.items, it)
 	q.failedAt = it.past().first
 	l.keys[q.key] = q
@@ -156,8 +156,8 @@ func (l *Lane) queueFailedLocked(it *item, due time.Time) *keyQueue {
 	return q
 }
 
-// makeReady lets the next event of a key go as soon as its turn comes.
-func (l *Lane) makeReady(q *keyQueue) {
+// makeReadyLocked lets the next event of a key go as soon as its turn comes.
+func (l *Lane) makeReadyLocked(q *keyQueue) {
 	if q.state == retrying {
 		l.retries.remove(q)
 	}
@@ -180,14 +180,14 @@ func (l *Lane) retryAtLocked(q *keyQueue, due time.Time) {
 func (l *Lane) releaseEmptyLocked(q *keyQueue) {
 	if len(q.items) == 0 && q.state == retrying {
 		l.retries.remove(q)
-		l.release(q)
+		l.releaseLocked(q)
 	}
 }
 
-// release ends the work on a key: its next event may go, or it is forgotten.
-func (l *Lane) release(q *keyQueue) {
+// releaseLocked ends the work on a key: its next event may go, or it is forgotten.
+func (l *Lane) releaseLocked(q *keyQueue) {
 	if len(q.items) > 0 {
-		l.makeReady(q)
+		l.makeReadyLocked(q)
 		return
 	}
 	q.state = idle
@@ -196,17 +196,17 @@ func (l *Lane) release(q *keyQueue) {
 		l.sample = nil
 	}
 	if len(l.spare) < maxSpare {
-		*q = keyQueue{} // what it held is done, and must not stay in memory until somebody needs a queue
+		*q = keyQueue{} // what it held is done, and must not stay in memory until a queue is needed
 		l.spare = append(l.spare, q)
 	}
 }
 
-// maxSpare is about as many keys as come and go between two looks of a busy lane.
+// maxSpare is about as many keys as come and go between two rounds of a busy lane.
 const maxSpare = 1000
 
-// newQueue makes the queue of a key that has none. Where every event has a key of its own that is once per
+// newQueueLocked makes the queue of a key that has none. Where every event has a key of its own that is once per
 // event, so queues are used again.
-func (l *Lane) newQueue(key string) *keyQueue {
+func (l *Lane) newQueueLocked(key string) *keyQueue {
 	var q *keyQueue
 	if last := len(l.spare) - 1; last >= 0 {
 		q = l.spare[last]

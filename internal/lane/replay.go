@@ -35,7 +35,7 @@ const replayLimit = 500
 // once, so that a live event waits for no more than one call.
 func (l *Lane) ReplayPage() int { return min(l.options.Concurrency*l.options.Batch, replayLimit) }
 
-// Replay hands events over again, beside what is live, and returns when each is delivered, a dead letter,
+// Replay hands events over again, next to what is live, and returns when each is delivered, a dead letter,
 // or given back. An event that fails is given back together with the later ones of its key, so that live
 // events of the key do not wait for its backoff; its attempts are remembered when it is offered again.
 // Given back are also events whose key is in debt, blocked or paused, and all of them while the lane does
@@ -52,19 +52,19 @@ func (l *Lane) Replay(ctx context.Context, events []*event.Event, again time.Tim
 	for i, ev := range events {
 		it := tried[ev]
 		if it == nil {
-			it = l.newItem(ev, now)
+			it = l.newItemLocked(ev, now)
 		}
 		it.replay, it.number, it.queue = r, int32(i), nil
 		key := l.keyOf(ev)
-		if refused[key] || !l.running || l.draining || l.scope.unread || l.inScope(it) {
+		if refused[key] || !l.running || l.draining || l.scope.unread || l.inScopeLocked(it) {
 			refused[key] = true
-			l.giveBack(it)
+			l.giveBackLocked(it)
 			continue
 		}
-		l.queue(it)
+		l.enqueueLocked(it)
 	}
 	r.settled() // the one that kept it open until all were queued
-	l.pump()
+	l.startCallsLocked()
 	l.mu.Unlock()
 
 	select {
@@ -74,12 +74,12 @@ func (l *Lane) Replay(ctx context.Context, events []*event.Event, again time.Tim
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, q := range l.keys {
-		l.dropReplays(q)
+		l.dropReplaysLocked(q)
 	}
 	for c := range l.calls {
 		for _, it := range c.items {
 			if it.replay == r {
-				it.replay = &replay{} // whatever the handler says, nobody is interested any more
+				it.replay = &replay{} // whatever the handler says, no one is interested any more
 				r.left = append(r.left, it)
 			}
 		}
@@ -91,8 +91,8 @@ func (l *Lane) Replay(ctx context.Context, events []*event.Event, again time.Tim
 	return r.result
 }
 
-// giveBack returns an item of a replay to whoever offered it.
-func (l *Lane) giveBack(it *item) {
+// giveBackLocked returns an item of a replay to its caller.
+func (l *Lane) giveBackLocked(it *item) {
 	if it.attempts() > 0 {
 		if l.tried == nil {
 			l.tried = make(map[*event.Event]*item)
@@ -103,23 +103,23 @@ func (l *Lane) giveBack(it *item) {
 	it.replay.settled()
 }
 
-// replayFailed gives back an item that failed, and the later ones of its key.
-func (l *Lane) replayFailed(it *item, wait time.Duration) {
+// replayFailedLocked gives back an item that failed, and the later ones of its key.
+func (l *Lane) replayFailedLocked(it *item, wait time.Duration) {
 	r := it.replay
 	r.result.Wait = max(r.result.Wait, wait)
-	l.giveBack(it)
+	l.giveBackLocked(it)
 	if q := l.keys[l.keyOf(it.ev)]; q != nil {
-		l.dropReplays(q)
+		l.dropReplaysLocked(q)
 	}
 }
 
-// dropReplays gives back what is queued of a key and not in work.
-func (l *Lane) dropReplays(q *keyQueue) {
+// dropReplaysLocked gives back what is queued of a key and not in work.
+func (l *Lane) dropReplaysLocked(q *keyQueue) {
 	q.items = slices.DeleteFunc(q.items, func(it *item) bool {
 		if it.replay == nil {
 			return false
 		}
-		l.giveBack(it)
+		l.giveBackLocked(it)
 		return true
 	})
 }

@@ -39,11 +39,11 @@ type scope struct {
 	failed      map[*item]struct{} // of them: failed, to be noted there
 }
 
-// unknown is the count of a key of which something is recorded, but nobody knows how much: it is in debt
+// unknown is the count of a key of which something is recorded, but it is not known how much: it is in debt
 // until a read finds nothing more.
 const unknown = 1 << 30
 
-func (l *Lane) inScope(it *item) bool {
+func (l *Lane) inScopeLocked(it *item) bool {
 	s := &l.scope
 	switch {
 	case s.all, s.paused:
@@ -56,31 +56,31 @@ func (l *Lane) inScope(it *item) bool {
 	return owed || s.blocked[key]
 }
 
-func (l *Lane) hold(it *item) {
+func (l *Lane) holdItemLocked(it *item) {
 	l.scope.held = append(l.scope.held, it)
-	signal(l.desk)
+	signal(l.readerWake)
 }
 
-// admit lets the first n of the events that were looked up into the lane. known has those that are recorded.
-func (l *Lane) admit(n int, known map[*item]Recorded) {
+// admitLocked lets the first n of the events that were looked up into the lane. known has those that are recorded.
+func (l *Lane) admitLocked(n int, known map[*item]Recorded) {
 	s := &l.scope
 	for _, it := range s.unchecked[:n] {
 		switch recorded, ok := known[it]; {
 		case ok:
 			l.endRecordedLocked(it, recorded.State)
 			l.oweKeyLocked(it, recorded.State)
-		case l.inScope(it):
-			l.hold(it)
+		case l.inScopeLocked(it):
+			l.holdItemLocked(it)
 			if known != nil { // it can be older than what is recorded of its key
 				s.recordBeforeReading(it)
 			}
 		default:
-			l.queue(it)
+			l.enqueueLocked(it)
 		}
 	}
 	s.unchecked = rest(s.unchecked, n)
 	l.metrics.open.Set(float64(l.held))
-	l.pump()
+	l.startCallsLocked()
 }
 
 // recordBeforeReading lets nothing be read from the debt before what is held up to an event is recorded.
@@ -143,7 +143,7 @@ func (l *Lane) yieldToDebtLocked(known map[*item]Recorded) {
 			l.releaseEmptyLocked(q)
 			continue
 		}
-		l.makeReady(q) // what has failed may be gone
+		l.makeReadyLocked(q) // what has failed may be gone
 	}
 	s.held = slices.DeleteFunc(s.held, recorded)
 	for c := range l.calls {
@@ -154,7 +154,7 @@ func (l *Lane) yieldToDebtLocked(known map[*item]Recorded) {
 	for it, r := range known {
 		l.oweKeyLocked(it, r.State)
 	}
-	l.abandonOverdue()
+	l.abandonOverdueLocked()
 	l.metrics.open.Set(float64(l.held))
 }
 
@@ -178,13 +178,13 @@ func (l *Lane) oweKeyLocked(it *item, state State) {
 	}
 	s.keys[key] = unknown
 	if q := l.keys[key]; q != nil {
-		l.holdQueue(q)
+		l.holdQueueLocked(q)
 	}
 }
 
-// assess decides whether something has stood still for too long, or holds too much of the window, and
+// assessLocked decides whether something has stood still for too long, or holds too much of the window, and
 // puts it in debt: some keys where some stand still, everything where the subscriber does.
-func (l *Lane) assess(now time.Time) {
+func (l *Lane) assessLocked(now time.Time) {
 	s := &l.scope
 	if s.all || s.paused || l.held == 0 {
 		return
@@ -192,13 +192,13 @@ func (l *Lane) assess(now time.Time) {
 	crowded := l.stream.Crowds()
 	switch {
 	case l.breaker.open() && (crowded || now.Sub(l.breaker.since) >= l.options.StallAfter):
-		l.enterAll("it is away")
+		l.oweAllLocked("it is away")
 		return
-	case crowded && l.standsStill(now):
-		l.enterAll("its handlers do not return")
+	case crowded && l.standsStillLocked(now):
+		l.oweAllLocked("its handlers do not return")
 		return
-	case l.pressedForLong(now):
-		l.enterAll("the others would have to wait for it")
+	case l.pressedForLongLocked(now):
+		l.oweAllLocked("the others would have to wait for it")
 		return
 	}
 	var stalled []*keyQueue
@@ -218,7 +218,7 @@ func (l *Lane) assess(now time.Time) {
 		}
 	}
 	if len(stalled) > 0 {
-		l.enterKeys(stalled)
+		l.oweKeysLocked(stalled)
 	}
 }
 
@@ -226,10 +226,10 @@ func (l *Lane) assess(now time.Time) {
 // is behind anyway.
 const patience = 10 * time.Second
 
-// pressedForLong reports whether the others have waited for this subscriber for too long. While the stream
+// pressedForLongLocked reports whether the others have waited for this subscriber for too long. While the stream
 // keeps up they do not wait at all. While it is behind, after a stop or a burst, they wait for as long as it
 // is behind, up to patience: to record a short backlog and read it again would take longer than that.
-func (l *Lane) pressedForLong(now time.Time) bool {
+func (l *Lane) pressedForLongLocked(now time.Time) bool {
 	if !l.stream.Pressed() {
 		l.pressed = time.Time{}
 		return false
@@ -240,8 +240,8 @@ func (l *Lane) pressedForLong(now time.Time) bool {
 	return now.Sub(l.pressed) >= min(l.behind, patience)
 }
 
-// standsStill reports whether all workers are busy and none has ended a call for a while.
-func (l *Lane) standsStill(now time.Time) bool {
+// standsStillLocked reports whether all workers are busy and none has ended a call for a while.
+func (l *Lane) standsStillLocked(now time.Time) bool {
 	if len(l.calls)-l.overdue < l.options.Concurrency {
 		return false
 	}
@@ -253,53 +253,53 @@ func (l *Lane) standsStill(now time.Time) bool {
 	return true
 }
 
-// enterAll puts the subscriber as a whole in debt: it gives out nothing that is not owed, and everything
+// oweAllLocked puts the subscriber as a whole in debt: it gives out nothing that is not owed, and everything
 // held leaves the window as soon as the handlers at work have ended.
-func (l *Lane) enterAll(why string) {
+func (l *Lane) oweAllLocked(why string) {
 	s := &l.scope
 	s.all, s.urgent = true, true
 	clear(s.keys)
 	for _, q := range l.keys {
-		l.holdQueue(q)
+		l.holdQueueLocked(q)
 	}
-	l.abandonOverdue()
+	l.abandonOverdueLocked()
 	l.metrics.inDebt.Set(1)
 	l.log.Warn("subscriber falls into debt; its events are recorded and sent later, in order", "why", why, "events", len(s.held))
 }
 
-// enterKeys puts some keys in debt; the others stay live.
-func (l *Lane) enterKeys(queues []*keyQueue) {
+// oweKeysLocked puts some keys in debt; the others stay live.
+func (l *Lane) oweKeysLocked(queues []*keyQueue) {
 	s := &l.scope
 	if len(s.keys)+len(queues) > maxKeys {
-		l.enterAll("too many of its keys stand still")
+		l.oweAllLocked("too many of its keys stand still")
 		return
 	}
 	s.urgent = true
 	for _, q := range queues {
 		s.keys[q.key] += 0 // in scope even before anything is recorded
-		l.holdQueue(q)
+		l.holdQueueLocked(q)
 	}
-	l.abandonOverdue()
+	l.abandonOverdueLocked()
 	l.metrics.keysInDebt.Set(float64(len(s.keys)))
 	l.log.Warn("keys fall into debt; their events are recorded and sent later, in order", "keys", len(queues), "first", queues[0].key, "events", len(s.held))
 }
 
-// block keeps everything of a key behind its dead letter: live events are held, and owed ones stay recorded.
-func (l *Lane) block(key string) {
+// blockKeyLocked keeps everything of a key behind its dead letter: live events are held, and owed ones stay recorded.
+func (l *Lane) blockKeyLocked(key string) {
 	l.scope.blocked[key] = true
 	if q := l.keys[key]; q != nil {
-		l.holdQueue(q)
-		l.giveUp(q)
+		l.holdQueueLocked(q)
+		l.giveUpLocked(q)
 	}
 }
 
-// holdQueue moves the live events of a key that are not in work to the held ones.
-func (l *Lane) holdQueue(q *keyQueue) {
+// holdQueueLocked moves the live events of a key that are not in work to the held ones.
+func (l *Lane) holdQueueLocked(q *keyQueue) {
 	owed := q.items[:0:0]
 	for _, it := range q.items {
 		switch {
 		case it.replay != nil:
-			l.giveBack(it)
+			l.giveBackLocked(it)
 			continue
 		case it.live == nil:
 			owed = append(owed, it)
@@ -311,9 +311,9 @@ func (l *Lane) holdQueue(q *keyQueue) {
 	l.releaseEmptyLocked(q)
 }
 
-// abandonOverdue lets events of calls that do not return be recorded, where they are in scope. Their
+// abandonOverdueLocked lets events of calls that do not return be recorded, where they are in scope. Their
 // keys stay in work until the handlers return, so nothing of them is handed over meanwhile.
-func (l *Lane) abandonOverdue() {
+func (l *Lane) abandonOverdueLocked() {
 	for c := range l.calls {
 		if !c.overdue {
 			continue
@@ -324,7 +324,7 @@ func (l *Lane) abandonOverdue() {
 			case it.recorded != "":
 				it.abandoned = true
 				l.endRecordedLocked(it, it.recorded)
-			case l.inScope(it):
+			case l.inScopeLocked(it):
 				it.abandoned = true
 				copied, past := *it, it.past()
 				copied.abandoned, copied.queue, copied.failure = false, nil, &past
@@ -335,15 +335,15 @@ func (l *Lane) abandonOverdue() {
 	}
 }
 
-// liveAtWork reports whether a handler has a live event in scope in hand. Until it ends, or is overdue,
+// liveAtWorkLocked reports whether a handler has a live event in scope in hand. Until it ends, or is overdue,
 // nothing held is recorded and nothing owed is read: it is older than all of that.
-func (l *Lane) liveAtWork() bool {
+func (l *Lane) liveAtWorkLocked() bool {
 	for c := range l.calls {
 		if c.overdue {
 			continue
 		}
 		for _, it := range c.items {
-			if it.live != nil && (it.recorded != "" || l.inScope(it)) {
+			if it.live != nil && (it.recorded != "" || l.inScopeLocked(it)) {
 				return true
 			}
 		}
@@ -351,9 +351,9 @@ func (l *Lane) liveAtWork() bool {
 	return false
 }
 
-// leaveDebt lets go of keys of which nothing is recorded any more, and releases what was held behind
+// leaveDebtLocked lets go of keys of which nothing is recorded any more, and releases what was held behind
 // them, in order.
-func (l *Lane) leaveDebt() {
+func (l *Lane) leaveDebtLocked() {
 	s := &l.scope
 	if s.urgent {
 		return
@@ -367,35 +367,35 @@ func (l *Lane) leaveDebt() {
 	l.metrics.keysInDebt.Set(float64(len(s.keys)))
 	var still []*item
 	for _, it := range s.held {
-		if l.inScope(it) {
+		if l.inScopeLocked(it) {
 			still = append(still, it)
 			continue
 		}
-		l.queue(it)
+		l.enqueueLocked(it)
 	}
 	s.held = still
-	l.pump()
+	l.startCallsLocked()
 }
 
-// narrow turns a debt of the whole subscriber into one of the keys that still have something in hand;
+// narrowLocked turns a debt of the whole subscriber into one of the keys that still have something in hand;
 // everything that is recorded must be in hand.
-func (l *Lane) narrow() {
+func (l *Lane) narrowLocked() {
 	s := &l.scope
 	if !s.all || s.urgent || s.paused {
 		return // what is held must be recorded first: it is older than what comes now
 	}
 	s.all = false
 	clear(s.keys)
-	for _, it := range l.owedItems() {
+	for _, it := range l.owedItemsLocked() {
 		s.keys[l.keyOf(it.ev)]++
 	}
 	l.metrics.inDebt.Set(0)
 	l.log.Info("subscriber has caught up with its debt", "keys_left", len(s.keys))
-	l.leaveDebt() // at once: an event that comes now must not overtake one that is held
+	l.leaveDebtLocked() // at once: an event that comes now must not overtake one that is held
 }
 
-// narrowTo makes the debt one of the keys that were counted: how many deliveries of each wait, in hand or not.
-func (l *Lane) narrowTo(counts map[string]int) {
+// narrowToLocked makes the debt one of the keys that were counted: how many deliveries of each wait, in hand or not.
+func (l *Lane) narrowToLocked(counts map[string]int) {
 	s := &l.scope
 	if l.breaker.open() || s.urgent || s.paused {
 		return
@@ -423,17 +423,17 @@ func (l *Lane) narrowTo(counts map[string]int) {
 			}
 		}
 	}
-	l.leaveDebt()
+	l.leaveDebtLocked()
 }
 
-// widen puts in debt what else turns out to be recorded. It never lets anything out of the scope.
-func (l *Lane) widen(debt Debt) {
+// widenLocked puts in debt what else turns out to be recorded. It never lets anything out of the scope.
+func (l *Lane) widenLocked(debt Debt) {
 	s := &l.scope
 	if s.all {
 		return
 	}
 	if debt.More {
-		l.enterAll("so much is recorded")
+		l.oweAllLocked("so much is recorded")
 		return
 	}
 	for key := range debt.Keys {
@@ -446,14 +446,14 @@ func (l *Lane) widen(debt Debt) {
 		}
 		s.keys[key] = unknown
 		if q := l.keys[key]; q != nil {
-			l.holdQueue(q)
+			l.holdQueueLocked(q)
 		}
 	}
-	l.abandonOverdue()
+	l.abandonOverdueLocked()
 }
 
-// owedItems lists everything that was read from the debt and is neither removed there nor given up.
-func (l *Lane) owedItems() []*item {
+// owedItemsLocked lists everything that was read from the debt and is neither removed there nor given up.
+func (l *Lane) owedItemsLocked() []*item {
 	var items []*item
 	for _, q := range l.keys {
 		for _, it := range q.items {
@@ -472,14 +472,14 @@ func (l *Lane) owedItems() []*item {
 	return append(items, l.scope.paid...)
 }
 
-// giveUp drops what was read from the debt of a key and is not in work: it stays recorded and is read
+// giveUpLocked drops what was read from the debt of a key and is not in work: it stays recorded and is read
 // again later. What is only replayed is given back.
-func (l *Lane) giveUp(q *keyQueue) {
-	l.dropReplays(q)
+func (l *Lane) giveUpLocked(q *keyQueue) {
+	l.dropReplaysLocked(q)
 	kept := q.items[:0:0]
 	for _, it := range q.items {
 		if it.live == nil {
-			l.scope.letGo(it)
+			l.scope.dropFromHand(it)
 			l.scope.keepCount(it)
 			continue
 		}
@@ -489,7 +489,7 @@ func (l *Lane) giveUp(q *keyQueue) {
 	l.releaseEmptyLocked(q)
 }
 
-// takeInHand and letGo count what was read from the debt.
+// takeInHand and dropFromHand count what was read from the debt.
 func (s *scope) takeInHand(it *item) {
 	s.inHand++
 	s.inHandBytes += int64(it.ev.Size())
@@ -515,7 +515,7 @@ func (s *scope) keepCount(it *item) {
 
 func hashOf(it *item) uint64 { return maphash.Comparable(keySeed, it.ev.Identity()) }
 
-func (s *scope) letGo(it *item) {
+func (s *scope) dropFromHand(it *item) {
 	s.inHand--
 	s.inHandBytes -= int64(it.ev.Size())
 }

@@ -125,7 +125,7 @@ func (r *Relay) keepLead(ctx context.Context, lanes []*lane.Lane, stop context.C
 // notified is told by the lease's session that a person has changed something.
 func (r *Relay) notified() {
 	for _, l := range r.currentLanes() {
-		l.Look()
+		l.Refresh()
 	}
 }
 

@@ -229,7 +229,7 @@ func (r *recorder) markLast(ctx context.Context) {
 // record writes what has settled, again and again until it is written or ctx ends. Without a finished
 // event there is no reason to write, unless much foreign WAL has passed or this is the end.
 func (r *recorder) record(ctx context.Context, last bool) {
-	settled := r.tracker.Take()
+	settled := r.tracker.TakeSettled()
 	confirm := r.within(settled)
 	r.dirty = r.dirty || settled.Ended
 	switch {

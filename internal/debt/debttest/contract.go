@@ -48,13 +48,13 @@ func Run(t *testing.T, open func(t *testing.T, events []*event.Event) Debt) {
 		"Known tells the states":                                 knownTellsTheStates,
 		"Paid removes what is secured":                           paidRemoves,
 		"Paid keeps what is beyond until secured reaches it":     paidKeepsWhatIsBeyond,
-		"Paid of what nobody recorded is no error":               paidOfNothing,
+		"Paid of what was not recorded is no error":              paidOfNothing,
 		"Failed changes waiting deliveries only":                 failedChangesWaiting,
 		"Load counts by key, up to a number of keys":             loadCounts,
 		"Load tells whether anything is beyond, in any state":    loadTellsBeyond,
 		"Load tells what the stream may bring of what was added": loadTellsWhatTheStreamMayBring,
 		"Blocked gives the keys of dead letters, each once":      blockedGivesKeys,
-		"Look tells the oldest":                                  lookTellsTheOldest,
+		"Changes tells the oldest":                               changesTellTheOldest,
 		"Unwanted pauses":                                        unwantedPauses,
 		"MarkRows marks when nothing is owed to anybody":         marksWhenNothingIsOwed,
 		"MarkRows waits for the bound":                           marksBehindTheBound,
@@ -335,7 +335,7 @@ func waitingBeginsAfter(t *testing.T, b *book) {
 
 func waitingLeavesKeysOut(t *testing.T, b *book) {
 	b.record(b.events...)
-	b.wantWaiting(lane.Query{Without: []string{"a", "nobody's"}, Limit: 2}, "e2", "e4")
+	b.wantWaiting(lane.Query{Without: []string{"a", "unknown"}, Limit: 2}, "e2", "e4")
 	b.wantWaiting(lane.Query{Without: []string{"a", "b"}, Limit: 2})
 	b.wantWaiting(lane.Query{Without: []string{}, Limit: 1}, "e1")
 }
@@ -392,7 +392,7 @@ func (b *book) fail(e *event.Event, next time.Time) {
 // change is the number of the last change by people.
 func (b *book) change() int64 {
 	b.t.Helper()
-	look, err := b.ower.Look(b.t.Context(), sub)
+	look, err := b.ower.Changes(b.t.Context(), sub)
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -597,20 +597,20 @@ func blockedGivesKeys(t *testing.T, b *book) {
 	}
 }
 
-func lookTellsTheOldest(t *testing.T, b *book) {
-	look := func() lane.Look {
+func changesTellTheOldest(t *testing.T, b *book) {
+	look := func() lane.Changes {
 		t.Helper()
-		look, err := b.ower.Look(t.Context(), sub)
+		look, err := b.ower.Changes(t.Context(), sub)
 		b.ok(err)
 		return look
 	}
-	if got := look(); got != (lane.Look{}) {
+	if got := look(); got != (lane.Changes{}) {
 		t.Errorf("of nothing: got %+v", got)
 	}
 	b.record(b.events[1:]...)
 	b.dead(b.events[0])
 	for _, e := range b.events[1:] {
-		if got, want := look(), (lane.Look{Any: true, Oldest: e.Position, OldestAt: e.CommittedAt}); got != want {
+		if got, want := look(), (lane.Changes{Any: true, Oldest: e.Position, OldestAt: e.CommittedAt}); got != want {
 			t.Errorf("got %+v, want %+v", got, want)
 		}
 		b.pay(b.events[2].Position, e)
@@ -624,7 +624,7 @@ func unwantedPauses(t *testing.T, b *book) {
 	b.record(b.events[0])
 	b.ok(b.ower.Unwanted(t.Context(), sub, "410 Gone"))
 	for name, want := range map[string]bool{sub: true, "other": false} {
-		look, err := b.ower.Look(t.Context(), name)
+		look, err := b.ower.Changes(t.Context(), name)
 		b.ok(err)
 		debt, err := b.ower.Load(t.Context(), name, event.Position{}, 10)
 		b.ok(err)

@@ -1,4 +1,4 @@
-// Package debttest is for tests of whoever owes: Memory is a debt without a database, for virtual time
+// Package debttest is for tests of parts that owe: Memory is a debt without a database, for virtual time
 // and models, and Run holds it and debt.Store to the same contract.
 package debttest
 
@@ -441,14 +441,14 @@ func (m *Memory) Blocked(ctx context.Context, subscriber string) ([]string, erro
 	return slices.Compact(slices.Sorted(slices.Values(keys))), nil
 }
 
-// Look implements lane.Ower.
-func (m *Memory) Look(ctx context.Context, subscriber string) (lane.Look, error) {
+// Changes implements lane.Ower.
+func (m *Memory) Changes(ctx context.Context, subscriber string) (lane.Changes, error) {
 	defer m.mu.Unlock()
 	if err := m.begin(ctx); err != nil {
-		return lane.Look{}, err
+		return lane.Changes{}, err
 	}
 	a := m.of(subscriber)
-	look := lane.Look{Paused: a.paused, Change: m.changes}
+	look := lane.Changes{Paused: a.paused, Change: m.changes}
 	if i := slices.IndexFunc(a.order, func(r *row) bool { return r.state == lane.StateWaiting }); i >= 0 {
 		oldest := a.order[i].Event
 		look.Any, look.Oldest, look.OldestAt = true, oldest.Position, oldest.CommittedAt
@@ -557,7 +557,7 @@ func (a *account) remove(id event.Identity) {
 	for a.order[i] != r {
 		i--
 	}
-	if i == 0 { // a large debt is paid from the front, and nobody wants to move the rest each time
+	if i == 0 { // a large debt is paid from the front, and the rest must not be moved each time
 		a.order = a.order[1:]
 		return
 	}

@@ -52,7 +52,7 @@ func TestMemory_tellsWhatPeopleAndPaidHaveDone(t *testing.T) {
 		t.Errorf("secured: got %v, want %v", got, want)
 	}
 	m.Pause("a", true)
-	if look, err := m.Look(t.Context(), "a"); err != nil || !look.Paused {
+	if look, err := m.Changes(t.Context(), "a"); err != nil || !look.Paused {
 		t.Errorf("got %+v, %v, want it paused", look, err)
 	}
 }

@@ -11,12 +11,12 @@ import (
 )
 
 const (
-	// deskPause keeps rounds apart, so that each finds a batch.
-	deskPause = 10 * time.Millisecond
-	// debtTick is how often the desk works while something is owed, lookInterval how often it looks
+	// roundPause keeps rounds apart, so that each finds a batch.
+	roundPause = 10 * time.Millisecond
+	// debtTick is how often the reader works while something is owed, refreshInterval how often it asks for changes
 	// otherwise.
-	debtTick     = 100 * time.Millisecond
-	lookInterval = 2 * time.Second
+	debtTick        = 100 * time.Millisecond
+	refreshInterval = 2 * time.Second
 	// recordBatch is how many events one transaction records at most.
 	recordBatch = 5000
 	// payLimit and payBytes bound what is in memory of a debt.
@@ -35,9 +35,9 @@ const (
 	closeTimeout = 2500 * time.Millisecond
 )
 
-// desk records and pays a lane's debt. One goroutine does all of its I/O, so that recording, reading,
+// debtReader records and pays a lane's debt. One goroutine does all of its I/O, so that recording, reading,
 // removing and looking cannot overtake each other.
-type desk struct {
+type debtReader struct {
 	l *Lane
 
 	waiting bool            // something may be waiting in the debt
@@ -54,9 +54,9 @@ type desk struct {
 	lookUpTo    event.LSN            // what the stream brings is looked up until it has passed this
 	unreadTo    map[string]event.LSN // keys that are not read before the stream has passed a position
 
-	passes int
-	looked time.Time
-	warned time.Time
+	passes      int
+	refreshedAt time.Time
+	warned      time.Time
 
 	passAt    time.Time     // when the pass began
 	passTook  time.Duration // and how long its reads took
@@ -65,25 +65,25 @@ type desk struct {
 	sampledAt time.Time     // when a sample was last read
 }
 
-func newDesk(l *Lane) *desk {
-	return &desk{l: l, unread: true, allDue: true, without: make(map[string]bool), unreadTo: make(map[string]event.LSN)}
+func newDebtReader(l *Lane) *debtReader {
+	return &debtReader{l: l, unread: true, allDue: true, without: make(map[string]bool), unreadTo: make(map[string]event.LSN)}
 }
 
-// load learns what is owed, again and again until it is known or ctx ends. Without that nothing may be
+// loadDebt learns what is owed, again and again until it is known or ctx ends. Without that nothing may be
 // handed over: something older could be owed.
-func (d *desk) load(ctx context.Context) error {
+func (d *debtReader) loadDebt(ctx context.Context) error {
 	l := d.l
 	for failures := 1; ; failures++ {
 		debt, err := l.ower.Load(ctx, l.Name(), l.stream.Secured, maxKeys)
 		if err == nil {
 			l.mu.Lock()
-			d.take(debt)
+			d.adoptLocked(debt)
 			d.lookUpTo = max(l.stream.Horizon, debt.Bound)
 			if !debt.Beyond {
 				d.passedLocked(d.lookUpTo) // nothing that comes can be recorded already
 			}
 			l.mu.Unlock()
-			err = d.look(ctx)
+			err = d.refresh(ctx)
 		}
 		if err == nil {
 			return nil
@@ -91,7 +91,7 @@ func (d *desk) load(ctx context.Context) error {
 		if ctx.Err() != nil { // that is our own stop, and no trouble
 			return ctx.Err()
 		}
-		d.report(fmt.Errorf("learn what is owed: %w", err))
+		d.reportError(fmt.Errorf("learn what is owed: %w", err))
 		select {
 		case <-time.After(l.options.Backoff.Wait(failures)):
 		case <-ctx.Done():
@@ -100,8 +100,8 @@ func (d *desk) load(ctx context.Context) error {
 	}
 }
 
-// take makes the scope fit what is owed.
-func (d *desk) take(debt Debt) {
+// adoptLocked makes the scope fit what is owed.
+func (d *debtReader) adoptLocked(debt Debt) {
 	s := &d.l.scope
 	d.waiting, d.change = debt.More || len(debt.Keys) > 0, debt.Change
 	s.paused = debt.Paused
@@ -122,73 +122,73 @@ func (d *desk) take(debt Debt) {
 	d.l.metrics.keysInDebt.Set(float64(len(s.keys)))
 }
 
-// run works until ctx ends.
-func (d *desk) run(ctx context.Context) {
+// runRounds works until ctx ends.
+func (d *debtReader) runRounds(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-d.l.desk:
+		case <-d.l.readerWake:
 		case <-timer.C:
 		}
 		limited, cancel := context.WithTimeout(ctx, roundLimit)
-		err := d.round(limited)
+		err := d.runRound(limited)
 		cancel()
 		if ctx.Err() != nil {
 			return
 		}
-		d.report(err)
+		d.reportError(err)
 		switch {
 		case err != nil:
 			timer.Reset(time.Second)
-		case d.busy():
+		case d.hasWork():
 			timer.Reset(debtTick)
 		default:
-			timer.Reset(lookInterval)
+			timer.Reset(refreshInterval)
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(deskPause):
+		case <-time.After(roundPause):
 		}
 	}
 }
 
-func (d *desk) busy() bool {
+func (d *debtReader) hasWork() bool {
 	l := d.l
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return d.waiting || l.scope.all || l.scope.lookUp || l.held > 0
 }
 
-// round does what is to be done, in the only right order: record before reading, remove before reading
+// runRound does what is to be done, in the only right order: record before reading, remove before reading
 // again, let go last.
-func (d *desk) round(ctx context.Context) error {
+func (d *debtReader) runRound(ctx context.Context) error {
 	l := d.l
-	if d.lookDue() {
-		if err := d.look(ctx); err != nil {
+	if d.refreshDue() {
+		if err := d.refresh(ctx); err != nil {
 			return err
 		}
 	}
 	l.mu.Lock()
-	l.assess(time.Now())
+	l.assessLocked(time.Now())
 	l.mu.Unlock()
-	for _, step := range []func(context.Context) error{d.lookUpOpen, d.check, d.record, d.settle} {
+	for _, step := range []func(context.Context) error{d.lookUpOpen, d.lookUpUnchecked, d.recordHeld, d.removePaid} {
 		if err := step(ctx); err != nil {
 			return err
 		}
 	}
-	err := errors.Join(d.read(ctx), d.readSample(ctx))
+	err := errors.Join(d.readWaiting(ctx), d.readSample(ctx))
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.leaveDebt() // whatever cannot be read
+	l.leaveDebtLocked() // whatever cannot be read
 	return err
 }
 
-// check looks up whether what the stream brings is recorded already, after a restart or after a person's change.
-func (d *desk) check(ctx context.Context) error {
+// lookUpUnchecked looks up whether what the stream brings is recorded already, after a restart or after a person's change.
+func (d *debtReader) lookUpUnchecked(ctx context.Context) error {
 	l := d.l
 	passed := l.stream.Passed() // before the list is read: everything up to that point is in it
 	l.mu.Lock()
@@ -203,17 +203,17 @@ func (d *desk) check(ctx context.Context) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.admit(len(unchecked), known)
+	l.admitLocked(len(unchecked), known)
 	d.passedLocked(passed)
 	return nil
 }
 
-// record makes what is held owed, when it must leave the window. Keys that have nearly caught up hold
+// recordHeld makes what is held owed, when it must leave the window. Keys that have nearly caught up hold
 // theirs for a while: when their debt is paid, it is released without ever having been recorded.
-func (d *desk) record(ctx context.Context) error {
+func (d *debtReader) recordHeld(ctx context.Context) error {
 	l := d.l
 	l.mu.Lock()
-	batch := d.due(time.Now())
+	batch := d.dueLocked(time.Now())
 	l.mu.Unlock()
 	if len(batch) == 0 {
 		return nil
@@ -223,7 +223,7 @@ func (d *desk) record(ctx context.Context) error {
 	counts := make(map[string]int)
 	for _, it := range batch {
 		if it.dead {
-			if err := d.recordDead(ctx, it); err != nil {
+			if err := d.recordHeldDead(ctx, it); err != nil {
 				return err
 			}
 			continue
@@ -256,13 +256,13 @@ func (d *desk) record(ctx context.Context) error {
 		}
 	}
 	if len(s.held) > 0 && (s.all || s.urgent) {
-		signal(l.desk)
+		signal(l.readerWake)
 	}
 	return nil
 }
 
-// recordDead records a dead letter among what is held.
-func (d *desk) recordDead(ctx context.Context, it *item) error {
+// recordHeldDead records a dead letter among what is held.
+func (d *debtReader) recordHeldDead(ctx context.Context, it *item) error {
 	if it.finished {
 		return nil
 	}
@@ -271,20 +271,20 @@ func (d *desk) recordDead(ctx context.Context, it *item) error {
 	}
 	d.l.mu.Lock()
 	defer d.l.mu.Unlock()
-	d.l.finish(it, it.past().err, time.Now())
-	d.l.acknowledge()
+	d.l.finishLocked(it, it.past().err, time.Now())
+	d.l.acknowledgeLocked()
 	return nil
 }
 
-// due returns what is to be recorded now, oldest first. The caller holds mu.
-func (d *desk) due(now time.Time) []*item {
+// dueLocked returns what is to be recorded now, oldest first. The caller holds mu.
+func (d *debtReader) dueLocked(now time.Time) []*item {
 	l := d.l
 	s := &l.scope
 	if len(s.held) == 0 {
 		s.urgent = false
 		return nil
 	}
-	if l.liveAtWork() {
+	if l.liveAtWorkLocked() {
 		return nil
 	}
 	s.sortHeld()
@@ -301,13 +301,13 @@ func (d *desk) due(now time.Time) []*item {
 	return s.held[:min(len(s.held), recordBatch)]
 }
 
-// close removes what was paid and records what is still open as owed, so that a clean restart repeats
+// recordOpen removes what was paid and records what is still open as owed, so that a clean restart repeats
 // nothing. What cannot be recorded by the deadline comes again, and the error names it.
-func (d *desk) close(deadline time.Time) error {
+func (d *debtReader) recordOpen(deadline time.Time) error {
 	l := d.l
 	ctx, cancel := context.WithDeadline(context.Background(), deadline)
 	defer cancel()
-	err := d.settle(ctx)
+	err := d.removePaid(ctx)
 	if err != nil {
 		err = fmt.Errorf("subscriber %q: what was sent of its debt comes again: %w", l.Name(), err)
 	}
@@ -315,18 +315,18 @@ func (d *desk) close(deadline time.Time) error {
 	s := &l.scope
 	s.all, s.urgent = true, true
 	for _, q := range l.keys {
-		l.holdQueue(q)
+		l.holdQueueLocked(q)
 	}
 	for c := range l.calls { // handlers that ignore their context are not waited for any longer
 		if !c.overdue {
 			l.giveSlotAwayLocked(c)
 		}
 	}
-	l.abandonOverdue()
+	l.abandonOverdueLocked()
 	open := len(s.held)
 	l.mu.Unlock()
 	for open > 0 {
-		recorded := d.record(ctx)
+		recorded := d.recordHeld(ctx)
 		l.mu.Lock()
 		before := open
 		if open = len(s.held); recorded != nil && open > 0 {
@@ -339,15 +339,15 @@ func (d *desk) close(deadline time.Time) error {
 		}
 	}
 	if err != nil {
-		d.report(err)
+		d.reportError(err)
 		return err
 	}
-	d.report(d.look(ctx)) // what is owed no more holds no WAL
+	d.reportError(d.refresh(ctx)) // what is owed no more holds no WAL
 	return nil
 }
 
-// report shows an error of the debt in log, metrics and statistics, and its end.
-func (d *desk) report(err error) {
+// reportError shows an error of the debt in log, metrics and statistics, and its end.
+func (d *debtReader) reportError(err error) {
 	l := d.l
 	l.mu.Lock()
 	defer l.mu.Unlock()

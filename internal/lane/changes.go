@@ -9,33 +9,33 @@ import (
 	"github.com/backendstart/walpost/internal/event"
 )
 
-// look asks what people have changed, and how far the debt reaches back.
-func (d *desk) look(ctx context.Context) error {
+// refresh asks what people have changed, and how far the debt reaches back.
+func (d *debtReader) refresh(ctx context.Context) error {
 	l := d.l
-	d.looked = time.Now()
-	if err := d.pauseAsked(ctx); err != nil {
+	d.refreshedAt = time.Now()
+	if err := d.pauseOnItsWord(ctx); err != nil {
 		return err
 	}
-	look, err := l.ower.Look(ctx, l.Name())
+	changes, err := l.ower.Changes(ctx, l.Name())
 	if err != nil {
-		return fmt.Errorf("look at what is owed: %w", err)
+		return fmt.Errorf("ask what people have changed: %w", err)
 	}
 	oldest := (*event.Position)(nil)
-	if look.Any {
-		oldest = &look.Oldest
+	if changes.Any {
+		oldest = &changes.Oldest
 	}
-	l.acks.Owes(l.number, oldest, look.Holds)
-	if err := d.lookForBlocked(ctx); err != nil {
+	l.acks.Owes(l.number, oldest, changes.Holds)
+	if err := d.refreshBlocked(ctx); err != nil {
 		return err
 	}
 	l.mu.Lock()
-	if look.Paused {
-		d.pause()
+	if changes.Paused {
+		d.pauseLocked()
 	}
-	l.scope.paused = look.Paused
-	l.stats.OwesSince, l.stats.OwesSinceAt = oldest, look.OldestAt
+	l.scope.paused = changes.Paused
+	l.stats.OwesSince, l.stats.OwesSinceAt = oldest, changes.OldestAt
 	// A person has sent again, added or discarded something; or, by hand, without a note of it.
-	changed := look.Change != d.change || look.Any && !d.waiting && len(l.scope.blocked) == 0
+	changed := changes.Change != d.change || changes.Any && !d.waiting && len(l.scope.blocked) == 0
 	l.mu.Unlock()
 	if !changed {
 		return nil
@@ -47,10 +47,10 @@ func (d *desk) look(ctx context.Context) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	d.change = debt.Change
-	l.widen(debt)
+	l.widenLocked(debt)
 	d.expectLocked(debt)
 	for _, q := range l.keys {
-		l.giveUp(q) // it may have been discarded, or be dead now
+		l.giveUpLocked(q) // it may have been discarded, or be dead now
 	}
 	d.again, d.waiting = true, true
 	return nil
@@ -59,7 +59,7 @@ func (d *desk) look(ctx context.Context) error {
 // expectLocked prepares for what was added to the debt although the stream may still bring it, or has brought it and
 // it is open here: what is recorded is the truth. What is open is looked up next, and what comes is looked up until
 // the stream has passed the bound of what was added. Its key is not read before: earlier events of it may come.
-func (d *desk) expectLocked(debt Debt) {
+func (d *debtReader) expectLocked(debt Debt) {
 	s := &d.l.scope
 	if debt.Bound == 0 {
 		return
@@ -89,7 +89,7 @@ func (d *desk) expectLocked(debt Debt) {
 }
 
 // passedLocked is called when everything that the stream had handed over at a position is looked up.
-func (d *desk) passedLocked(passed event.LSN) {
+func (d *debtReader) passedLocked(passed event.LSN) {
 	l := d.l
 	for key, bound := range d.unreadTo {
 		if passed >= bound {
@@ -98,13 +98,13 @@ func (d *desk) passedLocked(passed event.LSN) {
 		}
 	}
 	if passed >= d.lookUpTo {
-		l.admit(len(l.scope.unchecked), nil) // it came later
+		l.admitLocked(len(l.scope.unchecked), nil) // it came later
 		l.scope.lookUp, l.scope.unread = false, false
 	}
 }
 
 // lookUpOpen looks up whether the debt has what is open here.
-func (d *desk) lookUpOpen(ctx context.Context) error {
+func (d *debtReader) lookUpOpen(ctx context.Context) error {
 	l := d.l
 	if !d.openUnknown {
 		return nil
@@ -121,14 +121,14 @@ func (d *desk) lookUpOpen(ctx context.Context) error {
 	d.openUnknown = false
 	if len(known) > 0 {
 		l.yieldToDebtLocked(known)
-		l.pump()
+		l.startCallsLocked()
 	}
 	return nil
 }
 
 // lookUp returns what is recorded of live deliveries. Those that stand at a made-up position take their real one: so
 // the debt gives them out in the order of their keys.
-func (d *desk) lookUp(ctx context.Context, items []*item) (map[*item]Recorded, error) {
+func (d *debtReader) lookUp(ctx context.Context, items []*item) (map[*item]Recorded, error) {
 	l := d.l
 	known := make(map[*item]Recorded)
 	if len(items) == 0 {
@@ -161,8 +161,8 @@ func (d *desk) lookUp(ctx context.Context, items []*item) (map[*item]Recorded, e
 	return known, nil
 }
 
-// pauseAsked pauses the subscriber on its own word; what follows is as if a person had done it.
-func (d *desk) pauseAsked(ctx context.Context) error {
+// pauseOnItsWord pauses the subscriber on its own word; what follows is as if a person had done it.
+func (d *debtReader) pauseOnItsWord(ctx context.Context) error {
 	l := d.l
 	l.mu.Lock()
 	why := l.unwanted
@@ -180,24 +180,24 @@ func (d *desk) pauseAsked(ctx context.Context) error {
 	return nil
 }
 
-// pause puts the subscriber in debt and gives up what was read from it. The caller holds mu.
-func (d *desk) pause() {
+// pauseLocked puts the subscriber in debt and gives up what was read from it. The caller holds mu.
+func (d *debtReader) pauseLocked() {
 	l := d.l
 	if l.scope.paused {
 		return
 	}
 	if !l.scope.all {
-		l.enterAll("it is paused")
+		l.oweAllLocked("it is paused")
 	}
 	for _, q := range l.keys {
-		l.giveUp(q)
+		l.giveUpLocked(q)
 	}
 	d.again = true
 }
 
-// lookForBlocked keeps the keys that wait behind a dead letter, and begins a new pass when a person has
+// refreshBlocked keeps the keys that wait behind a dead letter, and begins a new pass when a person has
 // dealt with one.
-func (d *desk) lookForBlocked(ctx context.Context) error {
+func (d *debtReader) refreshBlocked(ctx context.Context) error {
 	l := d.l
 	if !l.options.BlockKey {
 		return nil
@@ -207,7 +207,7 @@ func (d *desk) lookForBlocked(ctx context.Context) error {
 	l.mu.Unlock()
 	keys, err := l.ower.Blocked(ctx, l.Name())
 	if err != nil {
-		return fmt.Errorf("look at blocked keys: %w", err)
+		return fmt.Errorf("ask for blocked keys: %w", err)
 	}
 	now := make(map[string]bool, len(keys))
 	for _, key := range keys {
@@ -229,7 +229,7 @@ func (d *desk) lookForBlocked(ctx context.Context) error {
 	}
 	for key := range now {
 		if !before[key] {
-			l.block(key)
+			l.blockKeyLocked(key)
 		}
 	}
 	return nil
