@@ -180,7 +180,7 @@ func (d *debtReader) pauseOnItsWord(ctx context.Context) error {
 	return nil
 }
 
-// pauseLocked puts the subscriber in debt and gives up what was read from it. The caller holds mu.
+// pauseLocked puts the subscriber in debt and gives up what was read from it..
 func (d *debtReader) pauseLocked() {
 	l := d.l
 	if l.scope.paused {

@@ -276,7 +276,7 @@ func (d *debtReader) recordHeldDead(ctx context.Context, it *item) error {
 	return nil
 }
 
-// dueLocked returns what is to be recorded now, oldest first. The caller holds mu.
+// dueLocked returns what is to be recorded now, oldest first..
 func (d *debtReader) dueLocked(now time.Time) []*item {
 	l := d.l
 	s := &l.scope

@@ -4,12 +4,12 @@
 // recorded. Who hands it events is package dispatch; whom it tells that they are finished or owed is
 // package ack.
 //
-// The files in reading order: lane.go (what a lane is), queue.go (order within a key), attempt.go (one
-// call of the subscriber), backoff.go and retries.go (when to try again), breaker.go (what a failed attempt
-// means) and probe.go (which event is tried while the subscriber is away), scope.go (which events are held
-// back because their key is in debt), debt_reader.go (the goroutine that records debt), pay.go (how it is read and
-// paid), changes.go (what people change meanwhile), replay.go (what is handed over again), lead.go (what
-// happens while another relay may lead).
+// The files in reading order: lane.go (what a lane is), queue.go (order within a key), attempt.go (one call of the
+// subscriber, from start to settlement) with outcome.go, dead.go and finish.go, backoff.go and retries.go (when to try
+// again), breaker.go (what a failed attempt means) and probe.go (which event is tried while the subscriber is away),
+// scope.go (which events are held back because their key is in debt), debt_reader.go (the goroutine that records
+// debt), pay.go (how it is read and paid), changes.go (what people change meanwhile), replay.go (what is handed over
+// again), lead.go (what happens while another relay may lead).
 package lane
 
 import (
@@ -334,18 +334,18 @@ func (l *Lane) awaitHandlers() error {
 }
 
 // startCallsLocked starts calls while there is something to do and a free slot. Every change of state ends with it.
-// The caller holds mu.
+// .
 func (l *Lane) startCallsLocked() {
 	for c := l.nextCallLocked(); c != nil; c = l.nextCallLocked() {
 		l.handler.Go(func() {
-			for c := c; c != nil; c = l.runCall(c) {
+			for c := c; c != nil; c = c.run() {
 			}
 		})
 	}
 	l.scheduleWakeLocked(time.Now())
 }
 
-// nextCallLocked begins a call, or returns nil while there is nothing to do or no slot is free. The caller holds mu.
+// nextCallLocked begins a call, or returns nil while there is nothing to do or no slot is free..
 func (l *Lane) nextCallLocked() *call {
 	for l.running && !l.suspended && len(l.calls)-l.overdue < l.options.Concurrency && l.overdue < maxOverdue {
 		if l.ready.empty() && len(l.retries) == 0 {
@@ -366,7 +366,7 @@ func (l *Lane) nextCallLocked() *call {
 			}
 			return c
 		}
-		l.recycleLocked(c, true)
+		l.recycleLocked(c)
 		if l.breaker.open() || l.ready.empty() {
 			return nil // the timer comes back for what is not due
 		}
@@ -418,7 +418,7 @@ func (l *Lane) takeFromLocked(c *call, q *keyQueue, size int) {
 }
 
 // addressLocked makes the deliveries of a call. What already is to be a dead letter needs no subscriber, only the
-// record. The caller holds mu.
+// record..
 func (l *Lane) addressLocked(c *call) {
 	term := l.stream.Term()
 	for _, it := range c.items {
@@ -464,7 +464,7 @@ func (l *Lane) Stats() Stats {
 	return s
 }
 
-// inWorkLocked are the ids of events that are in certain calls. The caller holds mu.
+// inWorkLocked are the ids of events that are in certain calls..
 func (l *Lane) inWorkLocked(which func(*call) bool) []string {
 	var ids []string
 	for c := range l.calls {
