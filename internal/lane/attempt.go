@@ -209,6 +209,7 @@ func (l *Lane) settleKeyLocked(items []*item, outcome []error, suspended bool, n
 	for i, it := range items {
 		it.queue = nil
 		err := outcome[i]
+		_, replayed := it.replay()
 		switch {
 		case it.abandoned: // recorded as owed meanwhile; it is sent again from there
 			continue
@@ -227,11 +228,11 @@ func (l *Lane) settleKeyLocked(items []*item, outcome []error, suspended bool, n
 			wait = max(wait, l.options.Backoff.Initial)
 		case !failed && !errors.As(err, new(wholeBatch)):
 			wait = l.noteFailureLocked(it, err, now)
-			if it.replay == nil {
+			if !replayed {
 				l.failsLocked(q, err, now)
 			}
 		}
-		if it.replay != nil {
+		if replayed {
 			l.replayFailedLocked(it, wait)
 			if !failed {
 				wait = 0 // live events of the key need not wait for it
@@ -240,7 +241,7 @@ func (l *Lane) settleKeyLocked(items []*item, outcome []error, suspended bool, n
 			continue
 		}
 		failed = true
-		if it.live != nil && l.inScopeLocked(it) {
+		if it.isLive() && l.inScopeLocked(it) {
 			l.holdItemLocked(it) // the key fell into debt while it was in work
 			continue
 		}

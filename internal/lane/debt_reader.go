@@ -229,7 +229,7 @@ func (d *debtReader) recordHeld(ctx context.Context) error {
 			continue
 		}
 		owed = append(owed, it.owed())
-		deliveries = append(deliveries, it.live)
+		deliveries = append(deliveries, it.delivery())
 		counts[l.keyOf(it.ev)]++
 	}
 	if len(owed) > 0 {

@@ -3,7 +3,6 @@ package lane
 import (
 	"time"
 
-	"github.com/backendstart/walpost/internal/ack"
 	"github.com/backendstart/walpost/internal/subscriber"
 )
 
@@ -19,26 +18,12 @@ func (l *Lane) finishLocked(it *item, err error, now time.Time) {
 			l.blockKeyLocked(l.keyOf(it.ev))
 		}
 	}
-	if it.replay != nil {
-		it.replay.finished(err)
-		return // what happened long ago says nothing about the lag
-	}
+	it.origin.finishLocked(l, it, err, now)
+}
+
+// noteCommitToAckLocked observes how long after its commit an event was finished.
+func (l *Lane) noteCommitToAckLocked(it *item, now time.Time) {
 	l.metrics.commitToAck.Observe(max(0, now.Sub(it.ev.CommittedAt).Seconds()))
-	switch {
-	case it.live != nil:
-		l.held--
-		l.ends = append(l.ends, ack.End{Delivery: it.live, Dead: err != nil, Attempts: it.attempts()})
-		if it.recorded == StateWaiting && err == nil { // what a person has added meanwhile is paid with it
-			added := &item{ev: it.ev}
-			l.scope.takeInHand(added)
-			l.scope.paid = append(l.scope.paid, added)
-		}
-	case err == nil:
-		l.scope.paid = append(l.scope.paid, it)
-	default: // its row is dead now and waits no more
-		l.scope.dropFromHand(it)
-		l.scope.forget(l.keyOf(it.ev))
-	}
 }
 
 // acknowledgeLocked tells the tracker what finish has ended.

@@ -4,12 +4,13 @@
 // recorded. Who hands it events is package dispatch; whom it tells that they are finished or owed is
 // package ack.
 //
-// The files in reading order: lane.go (what a lane is), queue.go (order within a key), attempt.go (one call of the
-// subscriber, from start to settlement) with outcome.go, dead.go and finish.go, backoff.go and retries.go (when to try
-// again), breaker.go (what a failed attempt means) and probe.go (which event is tried while the subscriber is away),
-// scope.go (which events are held back because their key is in debt), debt_reader.go (the goroutine that records
-// debt), pay.go (how it is read and paid), changes.go (what people change meanwhile), replay.go (what is handed over
-// again), lead.go (what happens while another relay may lead).
+// The files in reading order: lane.go (what a lane is), queue.go (order within a key), origin.go (what differs
+// between live, owed and replayed events), attempt.go (one call of the subscriber, from start to settlement) with
+// outcome.go, dead.go and finish.go, backoff.go and retries.go (when to try again), breaker.go (what a failed attempt
+// means) and probe.go (which event is tried while the subscriber is away), scope.go (which events are held back
+// because their key is in debt), debt_reader.go (the goroutine that records debt), pay.go (how it is read and paid),
+// changes.go (what people change meanwhile), replay.go (what is handed over again), lead.go (what happens while
+// another relay may lead).
 package lane
 
 import (
@@ -206,8 +207,7 @@ func (l *Lane) Offer(deliveries ...*ack.Delivery) {
 	l.metrics.open.Set(float64(l.held))
 	now := time.Now()
 	for _, d := range deliveries {
-		it := l.newItemLocked(d.Event, now)
-		it.live = d
+		it := l.newItemLocked(d.Event, liveOrigin{d}, now)
 		switch {
 		case l.scope.lookUp:
 			l.scope.unchecked = append(l.scope.unchecked, it)
@@ -225,9 +225,9 @@ func (l *Lane) Offer(deliveries ...*ack.Delivery) {
 }
 
 // newItemLocked makes an item; that of an event that cannot be handed over is dead already.
-func (l *Lane) newItemLocked(ev *event.Event, now time.Time) *item {
+func (l *Lane) newItemLocked(ev *event.Event, from origin, now time.Time) *item {
 	it := l.items.New(ev.Size())
-	it.ev, it.offered = ev, now.Sub(l.made)
+	it.ev, it.origin, it.offered = ev, from, now.Sub(l.made)
 	if ev.Invalid != "" {
 		it.dead, it.failing().err = true, errors.New(ev.Invalid)
 	} else if err := l.stream.Refuse(ev); err != nil {
@@ -425,10 +425,8 @@ func (l *Lane) addressLocked(c *call) {
 		if it.dead {
 			continue
 		}
-		d := subscriber.Delivery{Event: it.ev, Attempt: it.attempts() + 1, Term: term, Owed: it.fromDebt()}
-		if it.replay != nil {
-			d.Replay, d.Again = true, it.replay.again
-		}
+		d := subscriber.Delivery{Event: it.ev, Attempt: it.attempts() + 1, Term: term}
+		it.origin.label(&d)
 		c.deliveries = append(c.deliveries, d)
 	}
 }

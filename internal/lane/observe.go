@@ -35,7 +35,8 @@ func (l *Lane) observeLocked(c *call, outcome []error, now time.Time) {
 	var stopped *keyQueue // the key of the last failure: what is behind it was not tried
 	for i, it := range c.items {
 		err := outcome[i]
-		a := Attempt{Event: it.ev, Number: it.attempts() + 1, Outcome: Failed, Err: err, Replay: it.replay != nil}
+		_, replayed := it.replay()
+		a := Attempt{Event: it.ev, Number: it.attempts() + 1, Outcome: Failed, Err: err, Replay: replayed}
 		switch {
 		case it.dead: // counted when that was found
 			a.Number = it.attempts()

@@ -154,7 +154,7 @@ func (d *debtReader) queryLocked(limit int, bytes int64) Query {
 // takeInHandLocked queues a delivery that was read from the debt, and returns its key.
 func (d *debtReader) takeInHandLocked(o Owed, now time.Time) *keyQueue {
 	l := d.l
-	it := l.newItemLocked(o.Event, now)
+	it := l.newItemLocked(o.Event, owedOrigin{}, now)
 	key := l.keyOf(o.Event)
 	hasFailed := o.Attempts > 0 || !o.FirstFailure.IsZero()
 	if hasFailed {

@@ -4,16 +4,14 @@ import (
 	"slices"
 	"time"
 
-	"github.com/backendstart/walpost/internal/ack"
 	"github.com/backendstart/walpost/internal/event"
 )
 
 // item is a delivery in the lane.
 type item struct {
 	ev      *event.Event
-	live    *ack.Delivery // of one that the stream brought
-	replay  *replay       // of one that is handed over again
-	number  int32         // of that one, in its call of Replay
+	origin  origin
+	number  int32         // of a replayed one, in its call of Replay
 	offered time.Duration // when the lane got it, from when the lane was made
 	queue   *keyQueue     // while in work
 	failure *failure      // nil for one that has not failed, as nearly all; see past and failing
@@ -59,9 +57,6 @@ func (it *item) attempts() int {
 	}
 	return it.failure.attempts
 }
-
-// fromDebt reports whether the item was read from the debt.
-func (it *item) fromDebt() bool { return it.live == nil && it.replay == nil }
 
 // owed is what is recorded of an item.
 func (it *item) owed() Owed {

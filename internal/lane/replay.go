@@ -52,9 +52,9 @@ func (l *Lane) Replay(ctx context.Context, events []*event.Event, again time.Tim
 	for i, ev := range events {
 		it := tried[ev]
 		if it == nil {
-			it = l.newItemLocked(ev, now)
+			it = l.newItemLocked(ev, nil, now)
 		}
-		it.replay, it.number, it.queue = r, int32(i), nil
+		it.origin, it.number, it.queue = replayOrigin{r}, int32(i), nil
 		key := l.keyOf(ev)
 		if refused[key] || !l.running || l.draining || l.scope.unread || l.inScopeLocked(it) {
 			refused[key] = true
@@ -78,8 +78,8 @@ func (l *Lane) Replay(ctx context.Context, events []*event.Event, again time.Tim
 	}
 	for c := range l.calls {
 		for _, it := range c.items {
-			if it.replay == r {
-				it.replay = &replay{} // whatever the handler says, no one is interested any more
+			if of, _ := it.replay(); of == r {
+				it.origin = replayOrigin{&replay{}} // whatever the handler says, no one is interested any more
 				r.left = append(r.left, it)
 			}
 		}
@@ -99,13 +99,14 @@ func (l *Lane) giveBackLocked(it *item) {
 		}
 		l.tried[it.ev] = it
 	}
-	it.replay.left = append(it.replay.left, it)
-	it.replay.settled()
+	r, _ := it.replay()
+	r.left = append(r.left, it)
+	r.settled()
 }
 
 // replayFailedLocked gives back an item that failed, and the later ones of its key.
 func (l *Lane) replayFailedLocked(it *item, wait time.Duration) {
-	r := it.replay
+	r, _ := it.replay()
 	r.result.Wait = max(r.result.Wait, wait)
 	l.giveBackLocked(it)
 	if q := l.keys[l.keyOf(it.ev)]; q != nil {
@@ -116,7 +117,7 @@ func (l *Lane) replayFailedLocked(it *item, wait time.Duration) {
 // dropReplaysLocked gives back what is queued of a key and not in work.
 func (l *Lane) dropReplaysLocked(q *keyQueue) {
 	q.items = slices.DeleteFunc(q.items, func(it *item) bool {
-		if it.replay == nil {
+		if _, replayed := it.replay(); !replayed {
 			return false
 		}
 		l.giveBackLocked(it)

@@ -109,7 +109,7 @@ func (l *Lane) liveLocked() []*item {
 	live := slices.Clone(l.scope.held)
 	add := func(items []*item) {
 		for _, it := range items {
-			if it.live != nil && !it.abandoned {
+			if it.isLive() && !it.abandoned {
 				live = append(live, it)
 			}
 		}
@@ -162,10 +162,10 @@ func (l *Lane) yieldToDebtLocked(known map[*item]Recorded) {
 func (l *Lane) endRecordedLocked(it *item, state State) {
 	l.held--
 	if state != StateWaiting { // dead, or paid: finished
-		l.acks.Finish(ack.End{Delivery: it.live, Dead: true})
+		l.acks.Finish(ack.End{Delivery: it.delivery(), Dead: true})
 		return
 	}
-	l.acks.Secure([]*ack.Delivery{it.live})
+	l.acks.Secure([]*ack.Delivery{it.delivery()})
 	l.scope.recordBeforeReading(it)
 }
 
@@ -203,7 +203,7 @@ func (l *Lane) assessLocked(now time.Time) {
 	}
 	var stalled []*keyQueue
 	for _, q := range l.retries {
-		if len(q.items) > 0 && q.items[0].live != nil && (crowded || now.Sub(q.stoodSince(l.made)) >= l.options.StallAfter) {
+		if len(q.items) > 0 && q.items[0].isLive() && (crowded || now.Sub(q.stoodSince(l.made)) >= l.options.StallAfter) {
 			stalled = append(stalled, q)
 		}
 	}
@@ -212,7 +212,7 @@ func (l *Lane) assessLocked(now time.Time) {
 			continue
 		}
 		for _, it := range c.items {
-			if it.live != nil && !it.abandoned {
+			if it.isLive() && !it.abandoned {
 				stalled = append(stalled, it.queue)
 			}
 		}
@@ -295,19 +295,13 @@ func (l *Lane) blockKeyLocked(key string) {
 
 // holdQueueLocked moves the live events of a key that are not in work to the held ones.
 func (l *Lane) holdQueueLocked(q *keyQueue) {
-	owed := q.items[:0:0]
+	stay := q.items[:0:0]
 	for _, it := range q.items {
-		switch {
-		case it.replay != nil:
-			l.giveBackLocked(it)
-			continue
-		case it.live == nil:
-			owed = append(owed, it)
-			continue
+		if it.origin.oweLocked(l, it) {
+			stay = append(stay, it)
 		}
-		l.scope.held = append(l.scope.held, it)
 	}
-	q.items = owed
+	q.items = stay
 	l.releaseEmptyLocked(q)
 }
 
@@ -320,7 +314,7 @@ func (l *Lane) abandonOverdueLocked() {
 		}
 		for _, it := range c.items {
 			switch {
-			case it.live == nil || it.abandoned || it.finished:
+			case !it.isLive() || it.abandoned || it.finished:
 			case it.recorded != "":
 				it.abandoned = true
 				l.endRecordedLocked(it, it.recorded)
@@ -343,7 +337,7 @@ func (l *Lane) liveAtWorkLocked() bool {
 			continue
 		}
 		for _, it := range c.items {
-			if it.live != nil && (it.recorded != "" || l.inScopeLocked(it)) {
+			if it.isLive() && (it.recorded != "" || l.inScopeLocked(it)) {
 				return true
 			}
 		}
@@ -475,17 +469,13 @@ func (l *Lane) owedItemsLocked() []*item {
 // giveUpLocked drops what was read from the debt of a key and is not in work: it stays recorded and is read
 // again later. What is only replayed is given back.
 func (l *Lane) giveUpLocked(q *keyQueue) {
-	l.dropReplaysLocked(q)
-	kept := q.items[:0:0]
+	stay := q.items[:0:0]
 	for _, it := range q.items {
-		if it.live == nil {
-			l.scope.dropFromHand(it)
-			l.scope.keepCount(it)
-			continue
+		if it.origin.giveUpLocked(l, it) {
+			stay = append(stay, it)
 		}
-		kept = append(kept, it)
 	}
-	q.items = kept
+	q.items = stay
 	l.releaseEmptyLocked(q)
 }
 
