@@ -248,16 +248,16 @@ func (l *Lane) settleKeyLocked(items []*item, outcome []error, suspended bool, n
 		left = append(left, it)
 	}
 	if len(left) == 0 {
-		l.releaseLocked(q)
+		l.backlog.release(q)
 		return
 	}
 	q.putBack(left)
 	switch {
 	case wait > 0 || q.fails():
-		l.retryAtLocked(q, now.Add(wait))
+		l.backlog.retryAt(q, now.Add(wait))
 	default: // of a batch that failed whole, and nothing says that the key does
 		q.state = ready
-		l.ready.pushFront(q)
+		l.backlog.ready.pushFront(q)
 	}
 }
 

@@ -49,7 +49,7 @@ func (d *debtReader) refresh(ctx context.Context) error {
 	d.change = debt.Change
 	l.widenLocked(debt)
 	d.expectLocked(debt)
-	for _, q := range l.keys {
+	for _, q := range l.backlog.keys {
 		l.giveUpLocked(q) // it may have been discarded, or be dead now
 	}
 	d.again, d.waiting = true, true
@@ -189,7 +189,7 @@ func (d *debtReader) pauseLocked() {
 	if !l.scope.all {
 		l.oweAllLocked("it is paused")
 	}
-	for _, q := range l.keys {
+	for _, q := range l.backlog.keys {
 		l.giveUpLocked(q)
 	}
 	d.again = true

@@ -314,7 +314,7 @@ func (d *debtReader) recordOpen(deadline time.Time) error {
 	l.mu.Lock()
 	s := &l.scope
 	s.all, s.urgent = true, true
-	for _, q := range l.keys {
+	for _, q := range l.backlog.keys {
 		l.holdQueueLocked(q)
 	}
 	for c := range l.calls { // handlers that ignore their context are not waited for any longer

@@ -68,7 +68,7 @@ func (l *Lane) noteFailureLocked(it *item, err error, now time.Time) time.Durati
 	if now.Sub(l.warned) >= warnEvery {
 		l.warned = now
 		l.log.Warn("delivery failed, will retry", "event", it.ev.ID, "key", it.ev.Key,
-			"attempt", past.attempts, "wait", wait, "keys_waiting", len(l.retries)+1, "err", err)
+			"attempt", past.attempts, "wait", wait, "keys_waiting", len(l.backlog.retries)+1, "err", err)
 	}
 	return wait
 }

@@ -4,13 +4,13 @@
 // recorded. Who hands it events is package dispatch; whom it tells that they are finished or owed is
 // package ack.
 //
-// The files in reading order: lane.go (what a lane is), queue.go (order within a key), origin.go (what differs
-// between live, owed and replayed events), attempt.go (one call of the subscriber, from start to settlement) with
-// outcome.go, dead.go and finish.go, backoff.go and retries.go (when to try again), breaker.go (what a failed attempt
-// means) and probe.go (which event is tried while the subscriber is away), scope.go (which events are held back
-// because their key is in debt), debt_reader.go (the goroutine that records debt), pay.go (how it is read and paid),
-// changes.go (what people change meanwhile), replay.go (what is handed over again), lead.go (what happens while
-// another relay may lead).
+// The files in reading order: lane.go (what a lane is), queue.go and backlog.go (order within a key), origin.go (what
+// differs between live, owed and replayed events), attempt.go (one call of the subscriber, from start to settlement)
+// with outcome.go, dead.go and finish.go, backoff.go and retries.go (when to try again), breaker.go (what a failed
+// attempt means) and probe.go (which event is tried while the subscriber is away), scope.go (which events are held
+// back because their key is in debt), debt_reader.go (the goroutine that records debt), pay.go (how it is read and
+// paid), changes.go (what people change meanwhile), replay.go (what is handed over again), lead.go (what happens
+// while another relay may lead).
 package lane
 
 import (
@@ -123,11 +123,8 @@ type Lane struct {
 	lead       context.Context         // of handlers too, and ends when the lane is suspended; guarded by mu
 	unlead     context.CancelCauseFunc // ends lead; guarded by mu
 	suspended  bool                    // guarded by mu
-	keys       map[string]*keyQueue    // every key with something queued or in work; guarded by mu
-	ready      fifo                    // keys that are well and have something to hand over, in order of arrival; guarded by mu
-	retries    retries                 // keys that fail; guarded by mu
+	backlog    backlog                 // guarded by mu
 	retryTurn  bool                    // a retry goes before what is ready; guarded by mu
-	sample     *keyQueue               // from a random place in the debt, for the next probe; guarded by mu
 	backAgain  bool                    // the subscriber came back: what waits in the debt is due; guarded by mu
 	wake       *time.Timer             // when the next retry or probe may begin; guarded by mu
 	wakeAt     time.Time               // of wake, zero when it is not set; guarded by mu
@@ -148,7 +145,6 @@ type Lane struct {
 	seen       []Attempt               // scratch of observe; guarded by mu
 	ends       []ack.End               // finished and not yet acknowledged; guarded by mu
 	items      slab.Of[item]           // guarded by mu
-	spare      []*keyQueue             // for keys to come; guarded by mu
 	spareCalls []*call                 // for calls to come; guarded by mu
 	warned     time.Time               // when a failure was last logged; guarded by mu
 
@@ -171,7 +167,7 @@ func New(number int, sub subscriber.Subscriber, options Options, acks Acks, ower
 	if options.Ordering == Total {
 		options.Concurrency = 1
 	}
-	return &Lane{
+	l := &Lane{
 		number:  number,
 		sub:     sub,
 		options: options,
@@ -182,7 +178,6 @@ func New(number int, sub subscriber.Subscriber, options Options, acks Acks, ower
 		metrics: metrics,
 		made:    time.Now(),
 		late:    fmt.Errorf("the handler's deadline of %v is over", options.Timeout),
-		keys:    make(map[string]*keyQueue),
 		calls:   make(map[*call]struct{}),
 		batch:   options.Batch, retryBatch: options.Batch,
 		breaker:    breaker{backoff: options.Backoff},
@@ -191,6 +186,8 @@ func New(number int, sub subscriber.Subscriber, options Options, acks Acks, ower
 		idle:       make(chan struct{}, 1),
 		readerWake: make(chan struct{}, 1),
 	}
+	l.backlog = newBacklog(time.Now, l.breaker.keys.since)
+	return l
 }
 
 // Name is the name of the subscriber.
@@ -215,7 +212,7 @@ func (l *Lane) Offer(deliveries ...*ack.Delivery) {
 		case l.inScopeLocked(it):
 			l.holdItemLocked(it)
 		default:
-			l.enqueueLocked(it)
+			l.backlog.push(l.keyOf(it.ev), it)
 		}
 	}
 	if n := len(deliveries); n > 0 {
@@ -284,7 +281,7 @@ func (l *Lane) drain(limit time.Duration, yield bool) {
 	l.mu.Lock()
 	l.draining = true
 	l.running = !yield
-	for _, q := range l.keys {
+	for _, q := range l.backlog.keys {
 		l.giveUpLocked(q) // what is owed is recorded; it does not have to be sent now
 	}
 	l.startCallsLocked()
@@ -310,7 +307,7 @@ func (l *Lane) drain(limit time.Duration, yield bool) {
 func (l *Lane) drained() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	idle := l.ready.empty() && l.retries.due(time.Now()) == nil
+	idle := l.backlog.ready.empty() && l.backlog.retries.due(time.Now()) == nil
 	return len(l.calls) == l.overdue && (idle || l.breaker.open() || !l.running)
 }
 
@@ -348,7 +345,7 @@ func (l *Lane) startCallsLocked() {
 // nextCallLocked begins a call, or returns nil while there is nothing to do or no slot is free..
 func (l *Lane) nextCallLocked() *call {
 	for l.running && !l.suspended && len(l.calls)-l.overdue < l.options.Concurrency && l.overdue < maxOverdue {
-		if l.ready.empty() && len(l.retries) == 0 {
+		if l.backlog.ready.empty() && len(l.backlog.retries) == 0 {
 			return nil
 		}
 		now := time.Now()
@@ -367,7 +364,7 @@ func (l *Lane) nextCallLocked() *call {
 			return c
 		}
 		l.recycleLocked(c)
-		if l.breaker.open() || l.ready.empty() {
+		if l.breaker.open() || l.backlog.ready.empty() {
 			return nil // the timer comes back for what is not due
 		}
 	}
@@ -377,17 +374,17 @@ func (l *Lane) nextCallLocked() *call {
 // chooseLocked takes what goes into a call: keys that are well, or keys that fail. These ride apart and have
 // at most half of the slots, so that a receiver that lets them wait delays no other key.
 func (l *Lane) chooseLocked(c *call, now time.Time) {
-	retry := l.retryCalls < max(1, l.options.Concurrency/2) && l.retries.due(now) != nil
-	if retry && (l.retryTurn || l.ready.empty()) {
+	retry := l.retryCalls < max(1, l.options.Concurrency/2) && l.backlog.retries.due(now) != nil
+	if retry && (l.retryTurn || l.backlog.ready.empty()) {
 		l.retryTurn, c.retry = false, true
-		for len(c.items) < l.retryBatch && l.retries.due(now) != nil {
-			l.takeFromLocked(c, l.retries.pop(), l.retryBatch)
+		for len(c.items) < l.retryBatch && l.backlog.retries.due(now) != nil {
+			l.takeFromLocked(c, l.backlog.retries.pop(), l.retryBatch)
 		}
 		return
 	}
 	l.retryTurn = true
 	for len(c.items) < l.batch {
-		q := l.nextUntriedLocked()
+		q := l.backlog.nextReady()
 		if q == nil {
 			return
 		}
@@ -397,12 +394,12 @@ func (l *Lane) chooseLocked(c *call, now time.Time) {
 
 // takeFromLocked moves deliveries of a key that is in no list any more to a call of up to size.
 func (l *Lane) takeFromLocked(c *call, q *keyQueue, size int) {
-	if q == l.sample {
-		l.sample = nil
+	if q == l.backlog.sample {
+		l.backlog.sample = nil
 	}
 	n := min(size-len(c.items), len(q.items))
 	if n == 0 { // its events were moved to the debt
-		l.releaseLocked(q)
+		l.backlog.release(q)
 		return
 	}
 	for i, it := range q.items[:n] {

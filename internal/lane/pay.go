@@ -162,23 +162,23 @@ func (d *debtReader) takeInHandLocked(o Owed, now time.Time) *keyQueue {
 		past.attempts, past.first, past.last = o.Attempts, o.FirstFailure, o.LastFailure
 	}
 	l.scope.takeInHand(it)
-	if !hasFailed || l.keys[key] != nil {
-		l.enqueueLocked(it)
-		return l.keys[key]
+	if !hasFailed || l.backlog.keys[key] != nil {
+		l.backlog.push(l.keyOf(it.ev), it)
+		return l.backlog.keys[key]
 	}
 	due := now
 	asked := o.NextAttempt.Sub(o.LastFailure) > l.options.Backoff.Max // by the receiver
 	if asked || !d.allDue {
 		due = latest(now, o.NextAttempt)
 	}
-	return l.queueFailedLocked(it, due)
+	return l.backlog.pushFailed(key, it, due)
 }
 
 // wantsMoreLocked reports whether what is in hand is too little. While the subscriber is away, that is when
 // everything in hand has failed since: the keys in hand may be those that fail, and not the subscriber.
 func (d *debtReader) wantsMoreLocked() bool {
 	l := d.l
-	return !l.breaker.open() || l.ready.empty() && len(l.calls) == l.overdue
+	return !l.breaker.open() || l.backlog.ready.empty() && len(l.calls) == l.overdue
 }
 
 // setAsideLocked bounds what failing keys hold of the memory for the debt, by number and by bytes: it gives
@@ -195,7 +195,7 @@ func (d *debtReader) setAsideLocked() (number int, bytes int64) {
 		}
 		return n, bytes
 	}
-	for _, q := range l.retries {
+	for _, q := range l.backlog.retries {
 		if len(q.items) == 0 || !q.items[0].fromDebt() {
 			continue
 		}
@@ -272,7 +272,7 @@ func (d *debtReader) betweenPasses(ctx context.Context) error {
 	l := d.l
 	now := time.Now()
 	l.mu.Lock()
-	tried := l.breaker.open() && len(l.retries) > 0
+	tried := l.breaker.open() && len(l.backlog.retries) > 0
 	l.mu.Unlock()
 	if tried {
 		return nil // what was left out has failed: while the subscriber is away, samples of it are enough
@@ -317,7 +317,7 @@ func (d *debtReader) beginPassLocked(now time.Time) bool {
 	}
 	d.passes++
 	l.backAgain = false
-	for _, q := range l.keys {
+	for _, q := range l.backlog.keys {
 		if q.state == ready {
 			l.giveUpLocked(q)
 		}
@@ -335,7 +335,7 @@ func (d *debtReader) readSample(ctx context.Context) error {
 	l := d.l
 	now := time.Now()
 	l.mu.Lock()
-	wanted := l.breaker.open() && l.sample == nil && !now.Before(l.breaker.nextOther) && now.Sub(d.sampledAt) >= maxProbeGap &&
+	wanted := l.breaker.open() && l.backlog.sample == nil && !now.Before(l.breaker.nextOther) && now.Sub(d.sampledAt) >= maxProbeGap &&
 		l.options.Ordering != Total && d.waiting && !d.again && l.running && !l.draining && !l.scope.paused && !l.scope.unread && !l.liveAtWorkLocked() && !l.scope.mustRecordFirst()
 	l.mu.Unlock()
 	if !wanted {
@@ -350,7 +350,7 @@ func (d *debtReader) readSample(ctx context.Context) error {
 	defer l.mu.Unlock()
 	for _, o := range owed {
 		key := l.keyOf(o.Event)
-		q := l.keys[key]
+		q := l.backlog.keys[key]
 		if _, unread := d.unreadTo[key]; unread || l.scope.blocked[key] || !l.breaker.open() {
 			return nil
 		}
@@ -360,7 +360,7 @@ func (d *debtReader) readSample(ctx context.Context) error {
 			d.setAsideLocked()
 		}
 		if q != nil && len(q.items) > 0 && (q.state == ready || q.state == retrying) {
-			l.sample = q
+			l.backlog.sample = q
 		}
 	}
 	l.startCallsLocked()

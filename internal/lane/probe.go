@@ -26,40 +26,27 @@ func (l *Lane) probeOfLocked(t turn, now time.Time) *keyQueue {
 	b := &l.breaker
 	switch t {
 	case untriedTurn:
-		if q := l.nextUntriedLocked(); q != nil {
+		if q := l.backlog.nextReady(); q != nil {
 			return q
 		}
-		if q := l.retries.due(now); q != nil && !b.failedSince(q.lastFailure()) {
-			return l.retries.pop()
+		if q := l.backlog.retries.due(now); q != nil && !b.failedSince(q.lastFailure()) {
+			return l.backlog.retries.pop()
 		}
 	case oldestTurn:
-		if l.retries.due(now) != nil && !now.Before(b.nextOther) {
-			return l.retries.pop()
+		if l.backlog.retries.due(now) != nil && !now.Before(b.nextOther) {
+			return l.backlog.retries.pop()
 		}
 	case randomTurn:
-		q := l.sample
+		q := l.backlog.sample
 		if q == nil || now.Before(b.nextOther) || q.due.After(now) {
 			return nil
 		}
 		if q.state == retrying {
-			l.retries.remove(q)
+			l.backlog.retries.remove(q)
 		} else {
-			l.ready.remove(q)
+			l.backlog.ready.remove(q)
 		}
 		return q
-	}
-	return nil
-}
-
-// nextUntriedLocked pops the next key whose head has not failed. Queues that have become empty, because
-// their events went to the debt, are released on the way.
-func (l *Lane) nextUntriedLocked() *keyQueue {
-	for !l.ready.empty() {
-		q := l.ready.pop()
-		if len(q.items) > 0 {
-			return q
-		}
-		l.releaseLocked(q)
 	}
 	return nil
 }
@@ -70,18 +57,18 @@ func (l *Lane) nextProbeAtLocked() time.Time {
 	switch {
 	case len(l.calls) > l.overdue:
 		return time.Time{}
-	case !l.ready.empty():
+	case !l.backlog.ready.empty():
 		return b.next
 	}
 	var at time.Time
-	if q := l.retries.first(); q != nil {
+	if q := l.backlog.retries.first(); q != nil {
 		at = latest(q.due, b.next)
 		if b.failedSince(q.lastFailure()) {
 			at = latest(at, b.nextOther)
 		}
 	}
-	if l.sample != nil {
-		if of := latest(l.sample.due, b.next, b.nextOther); at.IsZero() || of.Before(at) {
+	if l.backlog.sample != nil {
+		if of := latest(l.backlog.sample.due, b.next, b.nextOther); at.IsZero() || of.Before(at) {
 			at = of
 		}
 	}
@@ -98,7 +85,7 @@ func (l *Lane) scheduleWakeLocked(now time.Time) {
 	var at time.Time
 	if l.breaker.open() {
 		at = l.nextProbeAtLocked()
-	} else if q := l.retries.first(); q != nil && q.due.After(now) {
+	} else if q := l.backlog.retries.first(); q != nil && q.due.After(now) {
 		at = q.due // what is due already waits for a call to end
 	}
 	if at.IsZero() || at.Equal(l.wakeAt) {
@@ -139,13 +126,13 @@ func (l *Lane) succeededLocked(now time.Time) {
 	if !l.breaker.succeed(now) {
 		return
 	}
-	l.sample = nil
+	l.backlog.sample = nil
 	l.metrics.breakerOpen.Set(0)
-	l.log.Info("subscriber is back", "keys_waiting", len(l.retries))
-	for _, q := range l.retries {
+	l.log.Info("subscriber is back", "keys_waiting", len(l.backlog.retries))
+	for _, q := range l.backlog.retries {
 		q.due = latest(now, q.heldUntil)
 	}
-	l.retries.sort()
+	l.backlog.retries.sort()
 	l.backAgain = true
 	signal(l.readerWake)
 }

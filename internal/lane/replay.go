@@ -61,7 +61,7 @@ func (l *Lane) Replay(ctx context.Context, events []*event.Event, again time.Tim
 			l.giveBackLocked(it)
 			continue
 		}
-		l.enqueueLocked(it)
+		l.backlog.push(l.keyOf(it.ev), it)
 	}
 	r.settled() // the one that kept it open until all were queued
 	l.startCallsLocked()
@@ -73,7 +73,7 @@ func (l *Lane) Replay(ctx context.Context, events []*event.Event, again time.Tim
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, q := range l.keys {
+	for _, q := range l.backlog.keys {
 		l.dropReplaysLocked(q)
 	}
 	for c := range l.calls {
@@ -109,7 +109,7 @@ func (l *Lane) replayFailedLocked(it *item, wait time.Duration) {
 	r, _ := it.replay()
 	r.result.Wait = max(r.result.Wait, wait)
 	l.giveBackLocked(it)
-	if q := l.keys[l.keyOf(it.ev)]; q != nil {
+	if q := l.backlog.keys[l.keyOf(it.ev)]; q != nil {
 		l.dropReplaysLocked(q)
 	}
 }

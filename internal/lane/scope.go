@@ -75,7 +75,7 @@ func (l *Lane) admitLocked(n int, known map[*item]Recorded) {
 				s.recordBeforeReading(it)
 			}
 		default:
-			l.enqueueLocked(it)
+			l.backlog.push(l.keyOf(it.ev), it)
 		}
 	}
 	s.unchecked = rest(s.unchecked, n)
@@ -114,7 +114,7 @@ func (l *Lane) liveLocked() []*item {
 			}
 		}
 	}
-	for _, q := range l.keys {
+	for _, q := range l.backlog.keys {
 		add(q.items)
 	}
 	for c := range l.calls {
@@ -134,16 +134,16 @@ func (l *Lane) yieldToDebtLocked(known map[*item]Recorded) {
 		}
 		return ok
 	}
-	for _, q := range l.keys {
+	for _, q := range l.backlog.keys {
 		before := len(q.items)
 		if q.items = slices.DeleteFunc(q.items, recorded); len(q.items) == before || q.state != retrying {
 			continue
 		}
 		if len(q.items) == 0 {
-			l.releaseEmptyLocked(q)
+			l.backlog.releaseEmpty(q)
 			continue
 		}
-		l.makeReadyLocked(q) // what has failed may be gone
+		l.backlog.makeReady(q) // what has failed may be gone
 	}
 	s.held = slices.DeleteFunc(s.held, recorded)
 	for c := range l.calls {
@@ -177,7 +177,7 @@ func (l *Lane) oweKeyLocked(it *item, state State) {
 		return
 	}
 	s.keys[key] = unknown
-	if q := l.keys[key]; q != nil {
+	if q := l.backlog.keys[key]; q != nil {
 		l.holdQueueLocked(q)
 	}
 }
@@ -202,7 +202,7 @@ func (l *Lane) assessLocked(now time.Time) {
 		return
 	}
 	var stalled []*keyQueue
-	for _, q := range l.retries {
+	for _, q := range l.backlog.retries {
 		if len(q.items) > 0 && q.items[0].isLive() && (crowded || now.Sub(q.stoodSince(l.made)) >= l.options.StallAfter) {
 			stalled = append(stalled, q)
 		}
@@ -259,7 +259,7 @@ func (l *Lane) oweAllLocked(why string) {
 	s := &l.scope
 	s.all, s.urgent = true, true
 	clear(s.keys)
-	for _, q := range l.keys {
+	for _, q := range l.backlog.keys {
 		l.holdQueueLocked(q)
 	}
 	l.abandonOverdueLocked()
@@ -287,7 +287,7 @@ func (l *Lane) oweKeysLocked(queues []*keyQueue) {
 // blockKeyLocked keeps everything of a key behind its dead letter: live events are held, and owed ones stay recorded.
 func (l *Lane) blockKeyLocked(key string) {
 	l.scope.blocked[key] = true
-	if q := l.keys[key]; q != nil {
+	if q := l.backlog.keys[key]; q != nil {
 		l.holdQueueLocked(q)
 		l.giveUpLocked(q)
 	}
@@ -302,7 +302,7 @@ func (l *Lane) holdQueueLocked(q *keyQueue) {
 		}
 	}
 	q.items = stay
-	l.releaseEmptyLocked(q)
+	l.backlog.releaseEmpty(q)
 }
 
 // abandonOverdueLocked lets events of calls that do not return be recorded, where they are in scope. Their
@@ -365,7 +365,7 @@ func (l *Lane) leaveDebtLocked() {
 			still = append(still, it)
 			continue
 		}
-		l.enqueueLocked(it)
+		l.backlog.push(l.keyOf(it.ev), it)
 	}
 	s.held = still
 	l.startCallsLocked()
@@ -439,7 +439,7 @@ func (l *Lane) widenLocked(debt Debt) {
 		case ByKey:
 		}
 		s.keys[key] = unknown
-		if q := l.keys[key]; q != nil {
+		if q := l.backlog.keys[key]; q != nil {
 			l.holdQueueLocked(q)
 		}
 	}
@@ -449,7 +449,7 @@ func (l *Lane) widenLocked(debt Debt) {
 // owedItemsLocked lists everything that was read from the debt and is neither removed there nor given up.
 func (l *Lane) owedItemsLocked() []*item {
 	var items []*item
-	for _, q := range l.keys {
+	for _, q := range l.backlog.keys {
 		for _, it := range q.items {
 			if it.fromDebt() {
 				items = append(items, it)
@@ -476,7 +476,7 @@ func (l *Lane) giveUpLocked(q *keyQueue) {
 		}
 	}
 	q.items = stay
-	l.releaseEmptyLocked(q)
+	l.backlog.releaseEmpty(q)
 }
 
 // takeInHand and dropFromHand count what was read from the debt.
