@@ -224,7 +224,7 @@ func (t *Table) Same(before *Table) bool {
 // Row is what Mark wants, and the type of the payload.
 func (t *Table) Layout(columns []string) (*Layout, error) {
 	l, err := t.Source.layout(columns, t.Key)
-	if err == nil {
+	if err == nil && t.layout != nil { // a table that was inspected
 		l.payloadType = t.layout.payloadType
 	}
 	return l, err
