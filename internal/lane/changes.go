@@ -31,8 +31,9 @@ func (d *debtReader) refresh(ctx context.Context) error {
 	l.mu.Lock()
 	if changes.Paused {
 		d.pauseLocked()
+	} else {
+		l.scope.mode.resume()
 	}
-	l.scope.paused = changes.Paused
 	l.stats.OwesSince, l.stats.OwesSinceAt = oldest, changes.OldestAt
 	// A person has sent again, added or discarded something; or, by hand, without a note of it.
 	changed := changes.Change != d.change || changes.Any && !d.waiting && len(l.scope.blocked) == 0
@@ -183,12 +184,13 @@ func (d *debtReader) pauseOnItsWord(ctx context.Context) error {
 // pauseLocked puts the subscriber in debt and gives up what was read from it..
 func (d *debtReader) pauseLocked() {
 	l := d.l
-	if l.scope.paused {
+	if l.scope.mode == debtPaused {
 		return
 	}
-	if !l.scope.all {
+	if !l.scope.mode.whole() {
 		l.oweAllLocked("it is paused")
 	}
+	l.scope.mode.pause()
 	for _, q := range l.backlog.keys {
 		l.giveUpLocked(q)
 	}

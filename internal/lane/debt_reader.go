@@ -104,8 +104,13 @@ func (d *debtReader) loadDebt(ctx context.Context) error {
 func (d *debtReader) adoptLocked(debt Debt) {
 	s := &d.l.scope
 	d.waiting, d.change = debt.More || len(debt.Keys) > 0, debt.Change
-	s.paused = debt.Paused
-	s.all = debt.More || debt.Paused
+	s.mode = debtByKey
+	if debt.More {
+		s.mode.oweAll()
+	}
+	if debt.Paused {
+		s.mode.pause()
+	}
 	clear(s.keys)
 	switch d.l.options.Ordering {
 	case ByKey:
@@ -118,7 +123,7 @@ func (d *debtReader) adoptLocked(debt Debt) {
 		}
 	case None: // nothing waits for what is owed
 	}
-	d.l.metrics.inDebt.Set(boolToFloat(s.all))
+	d.l.metrics.inDebt.Set(boolToFloat(s.mode.whole()))
 	d.l.metrics.keysInDebt.Set(float64(len(s.keys)))
 }
 
@@ -160,7 +165,7 @@ func (d *debtReader) hasWork() bool {
 	l := d.l
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return d.waiting || l.scope.all || l.scope.lookUp || l.held > 0
+	return d.waiting || l.scope.mode.whole() || l.scope.lookUp || l.held > 0
 }
 
 // runRound does what is to be done, in the only right order: record before reading, remove before reading
@@ -248,14 +253,14 @@ func (d *debtReader) recordHeld(ctx context.Context) error {
 	s := &l.scope
 	s.held = rest(s.held, len(batch))
 	s.urgent = s.urgent && len(s.held) > 0
-	if !s.all {
+	if !s.mode.whole() {
 		for key, n := range counts {
 			if _, ok := s.keys[key]; ok {
 				s.keys[key] += n
 			}
 		}
 	}
-	if len(s.held) > 0 && (s.all || s.urgent) {
+	if len(s.held) > 0 && (s.mode.whole() || s.urgent) {
 		signal(l.readerWake)
 	}
 	return nil
@@ -291,7 +296,7 @@ func (d *debtReader) dueLocked(now time.Time) []*item {
 	age := now.Sub(l.made) - s.held[0].offered
 	switch {
 	case s.urgent, s.held[0].ev.Position.Compare(s.before) <= 0:
-	case s.all, s.paused:
+	case s.mode.whole():
 		if len(s.held) < recordBatch/10 && age < debtTick && !l.stream.Crowds() {
 			return nil
 		}
@@ -313,7 +318,8 @@ func (d *debtReader) recordOpen(deadline time.Time) error {
 	}
 	l.mu.Lock()
 	s := &l.scope
-	s.all, s.urgent = true, true
+	s.mode.oweAll()
+	s.urgent = true
 	for _, q := range l.backlog.keys {
 		l.holdQueueLocked(q)
 	}

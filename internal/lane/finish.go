@@ -50,7 +50,7 @@ func (l *Lane) noteFailureLocked(it *item, err error, now time.Time) time.Durati
 	if it.fromDebt() {
 		l.scope.failed[it] = struct{}{}
 	}
-	if subscriber.IsPause(err) && l.unwanted == nil && !l.scope.paused {
+	if subscriber.IsPause(err) && l.unwanted == nil && l.scope.mode != debtPaused {
 		l.unwanted = err
 		signal(l.readerWake)
 	}

@@ -7,10 +7,10 @@
 // The files in reading order: lane.go (what a lane is), queue.go and backlog.go (order within a key), origin.go (what
 // differs between live, owed and replayed events), attempt.go (one call of the subscriber, from start to settlement)
 // with outcome.go, dead.go and finish.go, backoff.go and retries.go (when to try again), breaker.go (what a failed
-// attempt means) and probe.go (which event is tried while the subscriber is away), scope.go (which events are held
-// back because their key is in debt), debt_reader.go (the goroutine that records debt), pay.go (how it is read and
-// paid), changes.go (what people change meanwhile), replay.go (what is handed over again), lead.go (what happens
-// while another relay may lead).
+// attempt means) and probe.go (which event is tried while the subscriber is away), scope.go and mode.go (which events
+// are held back because their key is in debt), debt_reader.go (the goroutine that records debt), pay.go (how it is
+// read and paid), changes.go (what people change meanwhile), replay.go (what is handed over again), lead.go (what
+// happens while another relay may lead).
 package lane
 
 import (
@@ -454,7 +454,7 @@ func (l *Lane) Stats() Stats {
 	defer l.mu.Unlock()
 	s := l.stats
 	s.Open, s.BreakerOpen = l.held, l.breaker.open()
-	s.InDebt, s.KeysInDebt, s.Paused = l.scope.all, len(l.scope.keys), l.scope.paused
+	s.InDebt, s.KeysInDebt, s.Paused = l.scope.mode.whole(), len(l.scope.keys), l.scope.mode == debtPaused
 	s.Overdue = l.inWorkLocked(func(c *call) bool { return c.overdue })
 	return s
 }

@@ -66,7 +66,7 @@ func (d *debtReader) readWaiting(ctx context.Context) error {
 	l := d.l
 	l.mu.Lock()
 	s := &l.scope
-	ready := d.waiting && l.running && !l.draining && !s.paused && !s.unread && !l.liveAtWorkLocked() && !s.mustRecordFirst()
+	ready := d.waiting && l.running && !l.draining && s.mode != debtPaused && !s.unread && !l.liveAtWorkLocked() && !s.mustRecordFirst()
 	if ready && l.backAgain && d.leftOut {
 		d.again = true // what failed while the subscriber was away need not wait any longer
 	}
@@ -336,7 +336,7 @@ func (d *debtReader) readSample(ctx context.Context) error {
 	now := time.Now()
 	l.mu.Lock()
 	wanted := l.breaker.open() && l.backlog.sample == nil && !now.Before(l.breaker.nextOther) && now.Sub(d.sampledAt) >= maxProbeGap &&
-		l.options.Ordering != Total && d.waiting && !d.again && l.running && !l.draining && !l.scope.paused && !l.scope.unread && !l.liveAtWorkLocked() && !l.scope.mustRecordFirst()
+		l.options.Ordering != Total && d.waiting && !d.again && l.running && !l.draining && l.scope.mode != debtPaused && !l.scope.unread && !l.liveAtWorkLocked() && !l.scope.mustRecordFirst()
 	l.mu.Unlock()
 	if !wanted {
 		return nil

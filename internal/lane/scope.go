@@ -16,10 +16,9 @@ import (
 // given out only after it was read from the debt; what is held is recorded, or released when nothing
 // before it is owed any more.
 type scope struct {
-	all     bool            // the subscriber as a whole is in debt
-	keys    map[string]int  // without all: keys in debt and how many recorded deliveries of each wait
+	mode    debtMode
+	keys    map[string]int  // with debtByKey: keys in debt and how many recorded deliveries of each wait
 	blocked map[string]bool // keys behind a dead letter, where the subscriber wants that
-	paused  bool            // a person has paused the subscriber
 	// lookUp: an earlier process or a person may have recorded what the stream brings, so it is looked up first.
 	lookUp    bool
 	unchecked []*item // offered while lookUp
@@ -46,7 +45,7 @@ const unknown = 1 << 30
 func (l *Lane) inScopeLocked(it *item) bool {
 	s := &l.scope
 	switch {
-	case s.all, s.paused:
+	case s.mode.whole():
 		return true
 	case len(s.keys) == 0 && len(s.blocked) == 0:
 		return false
@@ -173,7 +172,7 @@ func (l *Lane) endRecordedLocked(it *item, state State) {
 func (l *Lane) oweKeyLocked(it *item, state State) {
 	s := &l.scope
 	key := l.keyOf(it.ev)
-	if _, ok := s.keys[key]; ok || state != StateWaiting || s.all || l.options.Ordering == None {
+	if _, ok := s.keys[key]; ok || state != StateWaiting || s.mode.whole() || l.options.Ordering == None {
 		return
 	}
 	s.keys[key] = unknown
@@ -186,7 +185,7 @@ func (l *Lane) oweKeyLocked(it *item, state State) {
 // puts it in debt: some keys where some stand still, everything where the subscriber does.
 func (l *Lane) assessLocked(now time.Time) {
 	s := &l.scope
-	if s.all || s.paused || l.held == 0 {
+	if s.mode.whole() || l.held == 0 {
 		return
 	}
 	crowded := l.stream.Crowds()
@@ -257,7 +256,8 @@ func (l *Lane) standsStillLocked(now time.Time) bool {
 // held leaves the window as soon as the handlers at work have ended.
 func (l *Lane) oweAllLocked(why string) {
 	s := &l.scope
-	s.all, s.urgent = true, true
+	s.mode.oweAll()
+	s.urgent = true
 	clear(s.keys)
 	for _, q := range l.backlog.keys {
 		l.holdQueueLocked(q)
@@ -375,10 +375,10 @@ func (l *Lane) leaveDebtLocked() {
 // everything that is recorded must be in hand.
 func (l *Lane) narrowLocked() {
 	s := &l.scope
-	if !s.all || s.urgent || s.paused {
+	if s.mode != debtOfAll || s.urgent {
 		return // what is held must be recorded first: it is older than what comes now
 	}
-	s.all = false
+	s.mode.narrow()
 	clear(s.keys)
 	for _, it := range l.owedItemsLocked() {
 		s.keys[l.keyOf(it.ev)]++
@@ -391,11 +391,11 @@ func (l *Lane) narrowLocked() {
 // narrowToLocked makes the debt one of the keys that were counted: how many deliveries of each wait, in hand or not.
 func (l *Lane) narrowToLocked(counts map[string]int) {
 	s := &l.scope
-	if l.breaker.open() || s.urgent || s.paused {
+	if l.breaker.open() || s.urgent || s.mode == debtPaused {
 		return
 	}
-	if s.all {
-		s.all = false
+	if s.mode.whole() {
+		s.mode.narrow()
 		l.metrics.inDebt.Set(0)
 		l.log.Info("subscriber has caught up with its debt, but for some keys", "keys_left", len(counts))
 	}
@@ -423,7 +423,7 @@ func (l *Lane) narrowToLocked(counts map[string]int) {
 // widenLocked puts in debt what else turns out to be recorded. It never lets anything out of the scope.
 func (l *Lane) widenLocked(debt Debt) {
 	s := &l.scope
-	if s.all {
+	if s.mode.whole() {
 		return
 	}
 	if debt.More {
