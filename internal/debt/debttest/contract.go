@@ -602,6 +602,7 @@ func changesTellTheOldest(t *testing.T, b *book) {
 		t.Helper()
 		look, err := b.ower.Changes(t.Context(), sub)
 		b.ok(err)
+		look.Holds = nil // depends on the slot, which a debt in memory has not
 		return look
 	}
 	if got := look(); got != (lane.Changes{}) {
