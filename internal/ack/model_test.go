@@ -183,7 +183,7 @@ func (m *model) prefix() event.LSN {
 	return prefix
 }
 
-func (m *model) take(got ack.Settled) error {
+func (m *model) applySettled(got ack.Settled) error {
 	finished := m.prefix()
 	for s := range modelSubscribers {
 		if since := m.owesSince(s); since != nil {

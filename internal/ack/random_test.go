@@ -153,7 +153,7 @@ func compare(tracker tracked, seed uint64) error {
 		case choice == 0 && !inTake:
 			what, inTake = "take", true
 			settled = tracker.TakeSettled()
-			if err := m.take(settled); err != nil {
+			if err := m.applySettled(settled); err != nil {
 				return fmt.Errorf("step %d: %w", step, err)
 			}
 		case choice <= 1 && inTake:

@@ -44,7 +44,7 @@ func (a *Service) Resume(ctx context.Context, subscriber, who, why string) error
 	return a.debt().Resume(ctx, subscriber, who, why)
 }
 
-// recently is how long ago a relay must have written a position for nobody to be sure that it has ended.
+// recently is how long ago a relay must have written a position for no one to be sure that it has ended.
 const recently = time.Minute
 
 // Forgettable returns an error while a subscriber must not be forgotten: the configuration names it, or a
@@ -103,8 +103,8 @@ func (a *Service) Owed(ctx context.Context, filter debt.Filter) (deliveries []De
 	return deliveriesOf(rows), more, nil
 }
 
-// ErrNotOwed means that an event is owed to nobody.
-var ErrNotOwed = errors.New("is owed to nobody")
+// ErrNotOwed means that an event is owed to no one.
+var ErrNotOwed = errors.New("is owed to no one")
 
 // Show returns everything about an event that is owed, one delivery for each subscriber and source.
 func (a *Service) Show(ctx context.Context, eventID string) ([]Delivery, error) {

@@ -22,7 +22,7 @@ type Remembered struct {
 // Line is one line of a stream: an attempt, or one of the two numbers.
 type Line struct {
 	*relay.Attempt
-	// Missed is how many attempts the reader was too slow for: of the whole relay, because nobody knows
+	// Missed is how many attempts the reader was too slow for: of the whole relay, because no one knows
 	// whether the filter would have chosen them.
 	Missed uint64 `json:"missed,omitempty"`
 	// After is up to which Seq everything was looked at, sent while there is nothing else to send.

@@ -46,8 +46,8 @@ type Discarded struct {
 	Events    []Answer `json:"events,omitempty"`
 }
 
-// Answer is what became of an event that somebody named: one for each delivery, or one without subscriber
-// and source that it is owed to nobody.
+// Answer is what became of an event that someone named: one for each delivery, or one without subscriber
+// and source that it is owed to no one.
 type Answer struct {
 	Event      string      `json:"event"`
 	Subscriber string      `json:"subscriber,omitempty"`

@@ -27,7 +27,7 @@ type Delivery struct {
 	LastFailure  time.Time `json:"last_failure,omitzero"`
 	NextAttempt  time.Time `json:"next_attempt,omitzero"`
 	Error        string    `json:"error,omitempty"`
-	// Invalid says why the event can be delivered to nobody.
+	// Invalid says why the event can be delivered to no one.
 	Invalid string `json:"invalid,omitempty"`
 	// Copied tells that the event is kept with the delivery; else its outbox row is all there is.
 	Copied bool `json:"copied"`

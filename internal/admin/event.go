@@ -52,7 +52,7 @@ type EventRow struct {
 	PublishedAt string `json:"published_at,omitempty"`
 	// Attempts are the failed ones over all subscribers, written when the row was published.
 	Attempts int             `json:"attempts"`
-	Invalid  string          `json:"invalid,omitempty"` // why it can be delivered to nobody
+	Invalid  string          `json:"invalid,omitempty"` // why it can be delivered to no one
 	Payload  json.RawMessage `json:"payload,omitempty"`
 	Headers  json.RawMessage `json:"headers,omitempty"`
 }
@@ -216,7 +216,7 @@ func (a *Service) rowsOf(ctx context.Context, id string) ([]EventRow, error) {
 		}
 		var stored []outbox.Stored
 		err = postgres.InTx(ctx, a.pool, func(tx pgx.Tx) (err error) {
-			stored, err = table.Look(ctx, tx, id)
+			stored, err = table.FindByID(ctx, tx, id)
 			return err
 		})
 		if err != nil {

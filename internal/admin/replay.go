@@ -6,7 +6,7 @@ import (
 	"github.com/backendstart/walpost/internal/replay"
 )
 
-// DefaultReplayRate is how many events a second a replay sends where nobody says it: enough for a million
+// DefaultReplayRate is how many events a second a replay sends where no one says it: enough for a million
 // rows in half an hour, and little beside what a receiver takes.
 const DefaultReplayRate = 500
 

@@ -30,7 +30,7 @@ type Slot struct {
 	State string `json:"state,omitempty"`
 	// Exists tells whether the server has it; what follows is empty without.
 	Exists       bool   `json:"exists"`
-	Active       bool   `json:"active"` // somebody reads it
+	Active       bool   `json:"active"` // someone reads it
 	ActivePID    int    `json:"active_pid,omitempty"`
 	WALStatus    string `json:"wal_status,omitempty"`
 	Invalidation string `json:"invalidation,omitempty"`

@@ -52,8 +52,8 @@ func TestStatus_takesARelaysWordForThoseWhoHaveNothingToDo(t *testing.T) {
 		}
 	}
 	for what, change := range map[string]func(*Status){
-		"nobody reads the slot": func(s *Status) { s.Slot.Active = false },
-		"nobody has led":        func(s *Status) { s.Leader = nil },
+		"no one reads the slot": func(s *Status) { s.Slot.Active = false },
+		"no one has led":        func(s *Status) { s.Leader = nil },
 	} {
 		s := status()
 		change(&s)

@@ -27,7 +27,7 @@ func RunAPI(ctx context.Context, database config.Database, options config.API, l
 		return err
 	}
 	defer listener.Close()
-	auth, err := newAuth(ctx, options, nil, log) // before the database: who mends one mistake sees the next
+	auth, err := newAuth(ctx, options, nil, log) // before the database: who fixes one mistake sees the next
 	if err != nil {
 		return UnlessStopped(ctx, err)
 	}

@@ -118,7 +118,7 @@ func (s *watched) begin(deliveries ...subscriber.Delivery) {
 func (s *watched) end(n int) {
 	before := s.handled.Add(int64(n)) - int64(n)
 	if expect := s.watcher.expect; before < expect && before+int64(n) >= expect {
-		s.watcher.tell(s)
+		s.watcher.publish(s)
 	}
 }
 
@@ -129,12 +129,12 @@ func (w *Watcher) Close() {
 	w.mu.Unlock()
 	for _, s := range all {
 		if w.stamp {
-			w.tell(s)
+			w.publish(s)
 		}
 	}
 }
 
-func (w *Watcher) tell(s *watched) {
+func (w *Watcher) publish(s *watched) {
 	line := finished{Subscriber: s.Name(), At: time.Now().UnixNano(), CPU: int64(ownCPU() - w.cpu), Mallocs: mallocs() - w.mallocs}
 	s.mu.Lock()
 	defer s.mu.Unlock()

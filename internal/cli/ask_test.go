@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// listening is a server that writes down which tokens it was sent, and lets nobody in.
+// listening is a server that writes down which tokens it was sent, and lets no one in.
 type listening struct {
 	*httptest.Server
 	mu   sync.Mutex

@@ -16,12 +16,12 @@ import (
 	"github.com/backendstart/walpost/internal/testprogram"
 )
 
-// nobody is an address where no relay answers.
-const nobody = "http://127.0.0.1:1"
+// noOne is an address where no relay answers.
+const noOne = "http://127.0.0.1:1"
 
 func TestEvent_showsWhatIsStoredAndWhatTheRelayRemembers(t *testing.T) {
 	d := newCommandTest(t)
-	d.env["WALPOST_OPS_URL"] = nobody
+	d.env["WALPOST_OPS_URL"] = noOne
 	d.fails("event e1", exitFailed, `event "e1" is not known`)
 	relay, url := d.relay()
 	d.env["WALPOST_OPS_URL"] = url
@@ -48,7 +48,7 @@ func TestEvent_showsWhatIsStoredAndWhatTheRelayRemembers(t *testing.T) {
 	d.fails("event none", exitFailed, "Retention deletes published rows")
 
 	// A relay of another slot is not taken for this one's, and one that is away is no failure.
-	d.says("event bad1 --ops-url="+nobody, "picky", "dead", "What a running relay remembers is not shown: ask the relay at "+nobody)
+	d.says("event bad1 --ops-url="+noOne, "picky", "dead", "What a running relay remembers is not shown: ask the relay at "+noOne)
 	d.env["WALPOST_SLOT"] = "another"
 	d.says("event bad1", "No subscriber is recorded", `it has slot "`+d.Name+`", not "another"`)
 	d.env["WALPOST_SLOT"] = d.Name
@@ -86,9 +86,9 @@ func TestStatus_showsAnOutageFromItsBeginning(t *testing.T) {
 	if rec := status.Relay.Subscribers[0]; rec.Name != "rec" || !rec.Away || rec.Open != 2 {
 		t.Errorf("in JSON it is %+v", status)
 	}
-	d.says("status --ops-url="+nobody, "What the running relay has in memory is not shown")
+	d.says("status --ops-url="+noOne, "What the running relay has in memory is not shown")
 	d.stop(relay)
-	d.says("status", "nobody reads the slot")
+	d.says("status", "no one reads the slot")
 }
 
 // S-72
@@ -104,8 +104,8 @@ func TestStatus_namesAPositionThatCannotBeTrue(t *testing.T) {
 	d.says("status --json", `"not_believed": "its position FFFF/0`)
 }
 
-// WAL that others write is confirmed in large steps, and nobody is behind for it.
-func TestStatus_putsNobodyBehindForTheWALOfOthers(t *testing.T) {
+// WAL that others write is confirmed in large steps, and no one is behind for it.
+func TestStatus_putsNoOneBehindForTheWALOfOthers(t *testing.T) {
 	d := newCommandTest(t)
 	relay, url := d.relay()
 	d.env["WALPOST_OPS_URL"] = url
@@ -157,7 +157,7 @@ func TestStatus_doesNotTakeAnotherServersRelayForItsOwn(t *testing.T) {
 	d.Exec(`SELECT pg_logical_emit_message(true, 'others', repeat('x', $1))`, unread) // the commit flushes it
 	var down answered
 	if d.read("status", &down); down.Relay != nil || down.Subscribers[0].LagBytes < unread {
-		t.Errorf("nobody reads the slot, and the status is %+v", down)
+		t.Errorf("no one reads the slot, and the status is %+v", down)
 	}
 	second, _ := d.relay()
 	var led answered
@@ -190,10 +190,10 @@ func TestTail_saysWhyItCannotFollow(t *testing.T) {
 		code int
 		says string
 	}{
-		"tail --ops-url=" + nobody:           {exitFailed, "ask the relay at " + nobody},
-		"tail --ops-url=nowhere":             {exitUsage, "not an address to ask"},
-		"tail --outcome=paid":                {exitUsage, "outcome"},
-		"tail --last=-1 --ops-url=" + nobody: {exitUsage, "negative"},
+		"tail --ops-url=" + noOne:           {exitFailed, "ask the relay at " + noOne},
+		"tail --ops-url=nowhere":            {exitUsage, "not an address to ask"},
+		"tail --outcome=paid":               {exitUsage, "outcome"},
+		"tail --last=-1 --ops-url=" + noOne: {exitUsage, "negative"},
 	} {
 		code, stdout, stderr := execute(t, nil, strings.Fields(args)...)
 		if code != want.code || stdout != "" || !strings.Contains(stderr, want.says) {
@@ -275,7 +275,7 @@ func TestTail_comesBackWhenTheRelayDoes(t *testing.T) {
 	tail.Stop()
 }
 
-// freeAddress is one that nobody listens at: others may take it, but seldom do.
+// freeAddress is one that no one listens at: others may take it, but seldom do.
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -290,7 +290,7 @@ type brokenPipe struct{}
 
 func (brokenPipe) Write([]byte) (int, error) { return 0, errors.New("broken pipe") }
 
-func TestTail_endsWhenNobodyTakesWhatItPrints(t *testing.T) {
+func TestTail_endsWhenNoOneTakesWhatItPrints(t *testing.T) {
 	line := `{"seq": 7, "event": "e1", "subscriber": "analytics"}`
 	err := (&tail{out: brokenPipe{}}).print(strings.NewReader(line))
 	if failed := (outputError{}); !errors.As(err, &failed) {

@@ -15,7 +15,7 @@ import (
 	"github.com/backendstart/walpost/internal/testprogram"
 )
 
-// startUnread starts a relay whose log is a pipe that nobody reads. It returns the other end of the pipe.
+// startUnread starts a relay whose log is a pipe that no one reads. It returns the other end of the pipe.
 func startUnread(t *testing.T, db *testdb.DB) (relay *exec.Cmd, log *os.File, ops string) {
 	t.Helper()
 	log, stderr, err := os.Pipe()
@@ -103,7 +103,7 @@ func TestProgram_deliversAndStopsWhileItsLogIsNotRead(t *testing.T) {
 	}
 	<-reading
 
-	// Nobody reads it once more, and then it is to stop.
+	// No one reads it once more, and then it is to stop.
 	insertLessons(db, "last-", 3000)
 	testprogram.AwaitPublished(t, db, time.Minute)
 	wantStop(t, relay, 2*time.Second+5*time.Second, 0)

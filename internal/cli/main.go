@@ -34,7 +34,7 @@ const (
 type Process struct {
 	Args   []string                    // without the program's name
 	Lookup func(string) (string, bool) // os.LookupEnv
-	// Stdin is where a person answers; nil, or what is no terminal, and nobody is asked.
+	// Stdin is where a person answers; nil, or what is no terminal, and no one is asked.
 	Stdin io.Reader
 	// Stdout takes data, Stderr logs, questions and errors.
 	Stdout, Stderr io.Writer

@@ -39,7 +39,7 @@ type program struct {
 	exited         chan int
 }
 
-// start runs the program with no environment but env. The test ends it if nobody else does.
+// start runs the program with no environment but env. The test ends it if no one else does.
 func start(t *testing.T, kinds app.Kinds, env map[string]string, args ...string) *program {
 	t.Helper()
 	ctx, stop := context.WithCancel(context.Background())
@@ -73,7 +73,7 @@ func execute(t *testing.T, env map[string]string, args ...string) (code int, std
 
 func TestMain_exitCodeTellsUsageFromFailure(t *testing.T) {
 	t.Chdir(t.TempDir())
-	const nobody = "postgres://walpost@127.0.0.1:1/none?connect_timeout=2"
+	const noOne = "postgres://walpost@127.0.0.1:1/none?connect_timeout=2"
 	secret := map[string]string{"WALPOST_JWT_SECRET": strings.Repeat("s", 32)}
 	for _, test := range []struct {
 		args string
@@ -82,21 +82,21 @@ func TestMain_exitCodeTellsUsageFromFailure(t *testing.T) {
 		says string
 	}{
 		{"--help", nil, exitFine, "walpost demo "},
-		{"owed list --key=a\xff --database-url=" + nobody, nil, exitUsage, "no valid UTF-8"},
-		{"owed discard --subscriber=a --database-url=" + nobody + " --why=" + strings.Repeat("x", 2001), nil, exitUsage, "at most 2000 bytes"},
+		{"owed list --key=a\xff --database-url=" + noOne, nil, exitUsage, "no valid UTF-8"},
+		{"owed discard --subscriber=a --database-url=" + noOne + " --why=" + strings.Repeat("x", 2001), nil, exitUsage, "at most 2000 bytes"},
 		{"", nil, exitFine, "Commands:"},
 		{"relay --help", nil, exitFine, "(WALPOST_SLOT"},
 		{"version", nil, exitFine, "walpost "},
 		{"config", nil, exitFine, "The configuration is fine (no file): sources 1, subscribers 4"},
 		{"token --user=42", secret, exitFine, "ey"},
-		{"migrate --database-url=" + nobody, nil, exitFailed, "127.0.0.1:1"},
-		{"api --auth=dev --api-listen=127.0.0.1:0 --database-url=" + nobody, nil, exitFailed, "127.0.0.1:1"},
-		{"relay --ops-listen=127.0.0.1:0 --database-url=" + nobody, nil, exitFailed, "127.0.0.1:1"},
+		{"migrate --database-url=" + noOne, nil, exitFailed, "127.0.0.1:1"},
+		{"api --auth=dev --api-listen=127.0.0.1:0 --database-url=" + noOne, nil, exitFailed, "127.0.0.1:1"},
+		{"relay --ops-listen=127.0.0.1:0 --database-url=" + noOne, nil, exitFailed, "127.0.0.1:1"},
 		{"nonsense", nil, exitUsage, "unexpected argument nonsense (walpost --help shows"},
 		{"relay", nil, exitUsage, "database_url is not set: try WALPOST_DATABASE_URL="},
 		{"relay --database-url=x=y --slot=Big", nil, exitUsage, "not a slot name"},
 		{"relay --config=nowhere.yaml", nil, exitUsage, "nowhere.yaml does not exist"},
-		{"relay --database-url=" + nobody + " --ops-listen=203.0.113.1:0", nil, exitUsage, "--ops-listen"},
+		{"relay --database-url=" + noOne + " --ops-listen=203.0.113.1:0", nil, exitUsage, "--ops-listen"},
 		{"token", secret, exitUsage, "--user"},
 		{"token --user=0", secret, exitUsage, "not positive"},
 		{"token --user=42", nil, exitUsage, "WALPOST_JWT_SECRET"},
@@ -104,7 +104,7 @@ func TestMain_exitCodeTellsUsageFromFailure(t *testing.T) {
 		{"owed --help", nil, exitFine, "walpost deadletters list"},
 		{"subscribers forget --help", nil, exitFine, "--dry-run"},
 		{"status", nil, exitUsage, "database_url is not set"},
-		{"status --database-url=" + nobody, nil, exitFailed, "127.0.0.1:1"},
+		{"status --database-url=" + noOne, nil, exitFailed, "127.0.0.1:1"},
 		{"deadletters redrive --help", nil, exitFine, "--dry-run"},
 		{"owed redrive x", nil, exitUsage, "database_url is not set"},
 		{"demo --rate=0", nil, exitUsage, "--rate"},
@@ -225,7 +225,7 @@ func TestMain_saysWhichFlagChangesAPortThatIsTaken(t *testing.T) {
 	}
 }
 
-func TestMain_sendsNobodyOnWithAnOldSchema(t *testing.T) {
+func TestMain_sendsNoOneOnWithAnOldSchema(t *testing.T) {
 	t.Chdir(t.TempDir())
 	env := map[string]string{"WALPOST_DATABASE_URL": emptyDatabase(t)}
 	for _, args := range []string{"api --auth=dev --api-listen=127.0.0.1:0", "relay --ops-listen=127.0.0.1:0"} {

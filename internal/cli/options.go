@@ -71,12 +71,12 @@ func (o changeOptions) ask(r *run, question string) error {
 		return nil
 	}
 	if !isTerminal(r.Stdin) {
-		return config.Invalid(errNobody)
+		return config.Invalid(errNoOne)
 	}
 	return answered(r.ctx, r.Stdin, r.Stderr, question)
 }
 
-var errNobody = errors.New("nobody is here to ask: add --yes, or --dry-run to see what would be changed")
+var errNoOne = errors.New("no one is here to ask: add --yes, or --dry-run to see what would be changed")
 
 // answered returns nil if the answer is yes.
 func answered(ctx context.Context, in io.Reader, out io.Writer, question string) error {
@@ -92,7 +92,7 @@ func answered(ctx context.Context, in io.Reader, out io.Writer, question string)
 		case strings.EqualFold(strings.TrimSpace(text), "yes"):
 			return nil
 		case text == "": // the end: /dev/null looks like a terminal
-			return config.Invalid(errNobody)
+			return config.Invalid(errNoOne)
 		}
 	case <-ctx.Done():
 		fmt.Fprintln(out)

@@ -46,14 +46,14 @@ func (c choiceOptions) choice(r *run) (debt.Filter, error) {
 type owedRedrive struct{ choiceOptions }
 
 func (owedRedrive) Help() string {
-	return `Dead deliveries wait again, and a relay sends them: the one that runs within 2 seconds, else the next. With after_dead_letter: block_key the order of the key is kept; else a redriven event comes after later ones of its key that were delivered meanwhile. Mend the cause first.
+	return `Dead deliveries wait again, and a relay sends them: the one that runs within 2 seconds, else the next. With after_dead_letter: block_key the order of the key is kept; else a redriven event comes after later ones of its key that were delivered meanwhile. Fix the cause first.
 
 Of events that are named by their ids it says what became of each; exit code 1 means that one of them is not going to be sent. Without ids it counts first and asks at a terminal; elsewhere --yes must say that it is meant. What is recorded after the count stays dead.
 
-An event that is no valid one cannot be sent where a copy of it is kept: insert it anew and discard the dead one. One that was over max_event is read from its row and judged by the max_event of today.
+An event that is no valid one cannot be sent where a copy of it is kept: insert it again and discard the dead one. One that was over max_event is read from its row and judged by the max_event of today.
 
-  walpost deadletters redrive 01M8KYWXP684RBZYHB26RMQSXQ --why "the receiver is mended"
-  walpost deadletters redrive --subscriber analytics --error "timeout" --since 2h --why "mended" --dry-run`
+  walpost deadletters redrive 01M8KYWXP684RBZYHB26RMQSXQ --why "the receiver works again"
+  walpost deadletters redrive --subscriber analytics --error "timeout" --since 2h --why "fixed" --dry-run`
 }
 
 func (c owedRedrive) Run(r *run) error {
@@ -127,7 +127,7 @@ func tableOfDead(counts []debt.Redrivable) [][]string {
 func left(invalid, gone int64) string {
 	var text string
 	if invalid > 0 {
-		text += fmt.Sprintf("; %d left dead whose event is no valid one (insert it anew, then discard)", invalid)
+		text += fmt.Sprintf("; %d left dead whose event is no valid one (insert it again, then discard)", invalid)
 	}
 	if gone > 0 {
 		text += fmt.Sprintf("; %d left dead whose subscriber has left the configuration", gone)
@@ -194,7 +194,7 @@ func (c owedDiscard) Run(r *run) error {
 	})
 }
 
-// earlier is the earlier of an end that somebody may have given and a time.
+// earlier is the earlier of an end that someone may have given and a time.
 func earlier(end, at time.Time) time.Time {
 	if end.IsZero() || end.After(at) {
 		return at

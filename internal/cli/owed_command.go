@@ -31,7 +31,7 @@ func (owedCommand) Help() string {
   walpost owed list --subscriber analytics --limit 20
   walpost deadletters list --error "connection refused" --since 2h
   walpost owed show 01M8KYWXP684RBZYHB26RMQSXQ
-  walpost deadletters redrive 01M8KYWXP684RBZYHB26RMQSXQ --why "the receiver is mended"
+  walpost deadletters redrive 01M8KYWXP684RBZYHB26RMQSXQ --why "the receiver is fixed"
   walpost deadletters discard --event 01M8KYWXP684RBZYHB26RMQSXQ --why "test data" --dry-run`
 }
 

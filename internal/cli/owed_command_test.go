@@ -27,7 +27,7 @@ type commandTest struct {
 	rec *subscribertest.Fake
 	env map[string]string
 	// picky takes every event from now on.
-	mended atomic.Bool
+	fixed atomic.Bool
 }
 
 func newCommandTest(t *testing.T) *commandTest {
@@ -55,7 +55,7 @@ func (d *commandTest) configure(names ...string) {
 
 func (d *commandTest) kinds() app.Kinds {
 	picky := subscribertest.Handling("picky", func(_ context.Context, delivery subscriber.Delivery) error {
-		if strings.Contains(delivery.ID, "bad") && !d.mended.Load() {
+		if strings.Contains(delivery.ID, "bad") && !d.fixed.Load() {
 			return subscriber.Permanent(errors.New("no such user\x1b[2J"))
 		}
 		return nil
@@ -203,7 +203,7 @@ func TestCommands_pausesChangesAndResumesARunningRelay(t *testing.T) {
 		t.Errorf("audited %q, want %q", audit, want)
 	}
 	d.stop(relay)
-	d.says("status", "nobody reads the slot", "Nothing is owed")
+	d.says("status", "no one reads the slot", "Nothing is owed")
 }
 
 func TestCommands_showsAndDiscardsDeadLettersWithoutARelay(t *testing.T) {
@@ -225,15 +225,15 @@ func TestCommands_showsAndDiscardsDeadLettersWithoutARelay(t *testing.T) {
 	d.says("owed show bad1 --json", `"n": 12345678901234567890`)
 	d.says("status", "2 deliveries wait for a person")
 
-	d.fails("owed show good", exitFailed, "is owed to nobody")
+	d.fails("owed show good", exitFailed, "is owed to no one")
 	d.fails("deadletters discard --subscriber=picky --why=x", exitUsage, "add --yes")
 	d.fails("deadletters discard --subscriber=picky --yes", exitUsage, "--why")
 	d.fails("deadletters discard --why=x --yes", exitUsage, "chooses everything")
 	d.fails("deadletters list --state=waiting", exitUsage, "walpost owed has")
 	d.fails("owed list --limit=0", exitUsage, "--limit")
 	d.fails("owed list --since=yesterday", exitUsage, "how long ago")
-	d.fails("owed add x --subscriber=nobody --why=x", exitFailed, "no subscriber")
-	d.fails("subscribers pause nobody", exitFailed, "no subscriber")
+	d.fails("owed add x --subscriber=missing --why=x", exitFailed, "no subscriber")
+	d.fails("subscribers pause missing", exitFailed, "no subscriber")
 
 	d.says("deadletters discard --subscriber=picky --dry-run", "picky", "dead", "2 deliveries would be discarded")
 	d.says("deadletters discard --subscriber=picky --dry-run --json", `"would_discard": 2`)
@@ -267,16 +267,16 @@ func TestCommands_redrivesDeadLettersWithAndWithoutARelay(t *testing.T) {
 		return func() bool { return d.Int(`SELECT count(*) FROM outbox WHERE published_at IS NOT NULL`) == n }
 	}
 	waitFor(t, "the dead letters", func() bool { return d.owed("--state=dead") == "picky/bad1/dead picky/bad2/dead picky/bad3/dead" })
-	// Not mended yet: it dies again.
+	// Not fixed yet: it dies again.
 	d.says("deadletters redrive bad1 --why=x", "bad1", "redriven", "1 delivery redriven")
 	waitFor(t, "it to be dead again", func() bool {
 		return d.Int(`SELECT count(*) FROM walpost.owed WHERE event_id = 'bad1' AND state = 'dead' AND attempts = 2`) == 1
 	})
-	d.mended.Store(true)
-	d.says("deadletters redrive bad1 --why=mended --json", `"redriven": 1`, `"result": "redriven"`)
+	d.fixed.Store(true)
+	d.says("deadletters redrive bad1 --why=fixed --json", `"redriven": 1`, `"result": "redriven"`)
 	waitFor(t, "the redriven one to be delivered and published", published(2))
-	code, stdout, stderr := d.run("owed redrive bad1 bad2 nothing --why=mended")
-	if code != exitFailed || !strings.Contains(stdout, "is owed to nobody") || !strings.Contains(stdout, "1 delivery redriven") ||
+	code, stdout, stderr := d.run("owed redrive bad1 bad2 nothing --why=fixed")
+	if code != exitFailed || !strings.Contains(stdout, "is owed to no one") || !strings.Contains(stdout, "1 delivery redriven") ||
 		!strings.Contains(stderr, "not going to be sent: 2 of the deliveries that were named") {
 		t.Errorf("redrive: exit code %d: %s%s", code, stdout, stderr)
 	}
@@ -285,11 +285,11 @@ func TestCommands_redrivesDeadLettersWithAndWithoutARelay(t *testing.T) {
 
 	d.fails("owed redrive --why=x --yes", exitUsage, "chooses everything")
 	d.fails("owed redrive bad3 --state=waiting --why=x", exitUsage, "sent by themselves")
-	d.fails("owed redrive --subscriber=nobody --why=x --yes", exitFailed, "no subscriber")
+	d.fails("owed redrive --subscriber=missing --why=x --yes", exitFailed, "no subscriber")
 	d.fails("owed redrive --subscriber=picky --why=x", exitUsage, "add --yes")
 	d.says("deadletters redrive --subscriber=picky --dry-run", "picky", "1 delivery would be redriven. Nothing was changed.")
 	d.says("deadletters redrive bad3 --dry-run --json", `"would_redrive": 1`)
-	d.says("deadletters redrive --subscriber=picky --error=user --since=1h --why=mended --yes", "1 delivery redriven")
+	d.says("deadletters redrive --subscriber=picky --error=user --since=1h --why=fixed --yes", "1 delivery redriven")
 	d.says("owed redrive bad3 --why=x", "waits already")
 	d.says("owed redrive --subscriber=picky --why=x --yes", "Nothing dead fits")
 	relay, _ = d.relay()
@@ -336,7 +336,7 @@ func TestAnswered_takesNothingButYes(t *testing.T) {
 			t.Errorf("%q: %v after %q", typed, err, out.String())
 		}
 	}
-	waiting, typing := net.Pipe() // nobody types
+	waiting, typing := net.Pipe() // no one types
 	defer waiting.Close()
 	defer typing.Close()
 	ctx, stop := context.WithCancel(t.Context())

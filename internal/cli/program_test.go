@@ -202,7 +202,7 @@ func TestProgram_repeatsNothingAfterCleanStopsUnderLoad(t *testing.T) {
 	wantHandledOnce(t, ids, relays...)
 }
 
-// A new subscriber is a line among the kinds and a name in the file; nobody else notices.
+// A new subscriber is a line among the kinds and a name in the file; no one else notices.
 func TestProgram_takesAFifthAndASixthSubscriber(t *testing.T) {
 	db := testdb.New(t)
 	fifth, sixth := subscribertest.Recording().Named("fifth"), subscribertest.Recording().Named("sixth").InBatches()

@@ -20,7 +20,7 @@ type replayCommand struct {
 }
 
 func (replayCommand) Help() string {
-	return `Sends events that are still in the outbox tables to one subscriber again, whether it has had them or not. The relay does it, beside what is live, in order within the key; nobody else's order or lag is touched. A webhook sees the header Walpost-Replay.
+	return `Sends events that are still in the outbox tables to one subscriber again, whether it has had them or not. The relay does it, beside what is live, in order within the key; no one else's order or lag is touched. A webhook sees the header Walpost-Replay.
 
   walpost replay billing --since 2h --why "its database was restored" --dry-run
   walpost replay billing --since 2026-01-31 --until 2026-02-01 --why "its database was restored"
@@ -98,7 +98,7 @@ func (c replayStart) Run(r *run) error {
 	})
 }
 
-// follow waits until a replay is over, unless nobody wants to wait or nobody does it.
+// follow waits until a replay is over, unless no one wants to wait or no one does it.
 func (c replayStart) follow(r *run, service *admin.Service, estimate replay.Estimate, asked replay.Replay) error {
 	status, err := service.Status(r.ctx)
 	if err != nil {
@@ -250,7 +250,7 @@ func (c replayList) Run(r *run) error {
 		case c.JSON:
 			return writeJSON(r.Stdout, map[string]any{"replays": append([]replay.Replay{}, replays...)})
 		case len(replays) == 0:
-			_, err := fmt.Fprintln(r.Stdout, "Nobody has asked for a replay.")
+			_, err := fmt.Fprintln(r.Stdout, "No one has asked for a replay.")
 			return err
 		}
 		now := time.Now()

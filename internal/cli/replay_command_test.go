@@ -64,7 +64,7 @@ func TestReplay_ofARunningRelay(t *testing.T) {
 		"rec --key a --rate=-1":                 "rate must not be negative",
 		"rec --since 1h --until 2h":             "until must be after since",
 		"rec --source nosuch":                   `no source "nosuch"`,
-		"rec --key k-e1":                        "nobody is here to ask: add --yes",
+		"rec --key k-e1":                        "no one is here to ask: add --yes",
 		"cancel nosuch":                         "nosuch",
 		"list --limit 0":                        "--limit",
 		"rec --since yesterday":                 "is no time",
@@ -76,7 +76,7 @@ func TestReplay_ofARunningRelay(t *testing.T) {
 		}
 		d.replay(args, exitUsage, why)
 	}
-	d.replay("nobody --key a", exitFailed, `there is no subscriber "nobody"`)
+	d.replay("missing --key a", exitFailed, `there is no subscriber "missing"`)
 	d.fails("replay rec --key a --yes", exitUsage, "--why is missing")
 	d.replay("cancel 999", exitFailed, "there is no replay 999")
 	d.replay("cancel 1", exitFailed, "it is done since")

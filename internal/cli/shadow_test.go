@@ -142,7 +142,7 @@ func TestProgram_runsNothingThatAnotherRoleHasMade(t *testing.T) {
 		"deadletters list", "owed redrive --event=bad --dry-run", "owed redrive --event=bad --subscriber=achievements --why=test --yes",
 		"owed discard --event=bad --subscriber=notifications --why=test --dry-run", "owed discard --event=bad --subscriber=notifications --why=test --yes",
 		"subscribers resume analytics", "replay analytics --since=1h --again --why=test --yes", "replay analytics --since=1h --detach --rate=1 --why=test --yes",
-		"replay list", "replay cancel 2 --why=test", "subscribers forget nobody --why=test --yes", "status",
+		"replay list", "replay cancel 2 --why=test", "subscribers forget missing --why=test --yes", "status",
 	} {
 		run(command)
 	}

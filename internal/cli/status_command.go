@@ -155,7 +155,7 @@ func printStatus(w io.Writer, s admin.Status) {
 	case !slot.Exists && slot.State == "":
 		fmt.Fprintf(w, "Slot %s does not exist, and no relay has used that name in this database.\n", slot.Name)
 	case !slot.Exists:
-		fmt.Fprintf(w, "Slot %s does not exist any more. The next start of the relay makes it anew and sends the unpublished rows first.\n", slot.Name)
+		fmt.Fprintf(w, "Slot %s does not exist any more. The next start of the relay makes it again and sends the unpublished rows first.\n", slot.Name)
 	default:
 		fmt.Fprintf(w, "Slot %s is %s", slot.Name, orDash(slot.WALStatus))
 		if slot.Invalidation != "" {
@@ -174,7 +174,7 @@ func printStatus(w io.Writer, s admin.Status) {
 			fmt.Fprintf(w, "  The server waits for a standby of synchronized_standby_slots (%s) before it sends more.\n", plain(slot.HeldBackBy, 100))
 		}
 	}
-	running := "nobody reads the slot: no relay runs, or it cannot stream"
+	running := "no one reads the slot: no relay runs, or it cannot stream"
 	if slot.Active {
 		running = "pid " + strconv.Itoa(slot.ActivePID) + " of the server sends it the slot"
 	}

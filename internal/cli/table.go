@@ -17,7 +17,7 @@ import (
 	"github.com/backendstart/walpost/internal/relay"
 )
 
-// table shows how the demo goes: at a terminal a table that is drawn anew in place, elsewhere a line.
+// table shows how the demo goes: at a terminal a table that is drawn again in place, elsewhere a line.
 type table struct {
 	relay    interface{ Progress() relay.Progress }
 	registry prometheus.Gatherer

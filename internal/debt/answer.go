@@ -19,14 +19,14 @@ type Outcome struct {
 	// make their event a valid one, or because their subscriber is in no configuration.
 	Invalid, Gone int64
 	// Answers tell of each event that the filter names what became of it: one for each delivery, or one
-	// that it is owed to nobody.
+	// that it is owed to no one.
 	Answers []Answer
 }
 
-// Answer is what became of an event that somebody named.
+// Answer is what became of an event that someone named.
 type Answer struct {
 	Event string
-	// Subscriber, Source and Occurrence are "" where the event is owed to nobody.
+	// Subscriber, Source and Occurrence are "" where the event is owed to no one.
 	Subscriber, Source, Occurrence string
 	Result                         Result
 	// Invalid is why the event is no valid one, where that is its Result.
@@ -60,9 +60,9 @@ func (a Answer) String() string {
 	case Invalid:
 		return "cannot be sent: " + a.Invalid + "; insert the event again and discard this one"
 	case Orphaned:
-		return "nobody would send it: its subscriber has left the configuration; put it back and start the relay, or discard it"
+		return "no one would send it: its subscriber has left the configuration; put it back and start the relay, or discard it"
 	case NotOwed:
-		return "is owed to nobody: it was delivered or discarded, or it does not exist"
+		return "is owed to no one: it was delivered or discarded, or it does not exist"
 	case Redriven, Discarded:
 	}
 	return string(a.Result)

@@ -58,7 +58,7 @@ func TestPeople_changeTheOccurrenceThatTheyName(t *testing.T) {
 	if n != 1 || len(missing) != 0 || err != nil {
 		t.Errorf("add: got %d, %v, %v; want the event that the outbox has now", n, missing, err)
 	}
-	outcome, err := store.Redrive(t.Context(), debt.Filter{Events: []string{"e1"}, Occurrence: now.Occurrence}, "me", "mended")
+	outcome, err := store.Redrive(t.Context(), debt.Filter{Events: []string{"e1"}, Occurrence: now.Occurrence}, "me", "fixed")
 	if err != nil {
 		t.Fatal(err)
 	}

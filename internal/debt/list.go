@@ -68,7 +68,7 @@ func (s *Store) Fitting(ctx context.Context, filter Filter) (counts []Count, at 
 	return counts, at.UTC(), nil
 }
 
-// Refused is what is said to somebody who asks for what cannot be meant; the same request never works.
+// Refused is what is said to someone who asks for what cannot be meant; the same request never works.
 type Refused string
 
 // Error implements error.

@@ -14,7 +14,7 @@ import (
 	"github.com/backendstart/walpost/internal/store"
 )
 
-// forAll stands for the subscriber in a row whose event is owed to nobody: only its mark has to wait.
+// forAll stands for the subscriber in a row whose event is owed to no one: only its mark has to wait.
 const forAll = ""
 
 // MarkLater keeps events whose rows are still to be marked, within the caller's transaction: every subscriber has

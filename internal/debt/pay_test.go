@@ -53,7 +53,7 @@ func markPassed(t testing.TB, store *debt.Store, passed event.LSN, open ...*even
 	}
 }
 
-func TestMarkRows_marksWhatIsPaidAndOwedToNobodyElse(t *testing.T) {
+func TestMarkRows_marksWhatIsPaidAndOwedToNoOneElse(t *testing.T) {
 	db := testdb.New(t)
 	store, events := open(t, db, lessons()), fill(t, db, 3)
 	record(t, store, "a", events...)
@@ -70,7 +70,7 @@ func TestMarkRows_marksWhatIsPaidAndOwedToNobodyElse(t *testing.T) {
 	want(t, "while b has a dead letter", marked(db), "e1:3 e2:2")
 }
 
-func TestPaid_leavesNothingToMarkWhereNobodyWantsIt(t *testing.T) {
+func TestPaid_leavesNothingToMarkWhereNoOneWantsIt(t *testing.T) {
 	db := testdb.New(t)
 	unmarked := lessons()
 	unmarked.Mark = false
@@ -121,7 +121,7 @@ func TestMarkRows_waitsForTheStreamAndForWhatIsOpen(t *testing.T) {
 	store, events := open(t, db, lessons()), fill(t, db, 3)
 	stand(db, 0)
 	madeUp, earlier := *events[1], *events[2]
-	madeUp.Position, madeUp.Bound = event.Position{Epoch: 1, Commit: 7, Ordinal: 1}, 0x1000 // it committed before that, nobody knows where
+	madeUp.Position, madeUp.Bound = event.Position{Epoch: 1, Commit: 7, Ordinal: 1}, 0x1000 // it committed before that, no one knows where
 	earlier.Position = event.Position{Epoch: 0, Commit: 0x7777_0000}
 	record(t, store, "a", events[0], &madeUp, &earlier)
 	pay(t, store, "a", 100, lane.Paid{Event: events[0], Attempts: 3}, lane.Paid{Event: &madeUp}, lane.Paid{Event: &earlier})

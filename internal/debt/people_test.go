@@ -135,7 +135,7 @@ func TestListAndShow_tellWhatIsRecorded(t *testing.T) {
 	}
 }
 
-func TestDiscard_leavesTheMarkOfWhatNobodyElseIsOwedToTheLeader(t *testing.T) {
+func TestDiscard_leavesTheMarkOfWhatNoOneElseIsOwedToTheLeader(t *testing.T) {
 	db := testdb.New(t)
 	store, events := open(t, db, lessons()), fill(t, db, 3)
 	stand(db, 1000)
@@ -245,7 +245,7 @@ func TestAdd_makesEventsOwedBeforeAllThatTheStreamBrings(t *testing.T) {
 	add := func(state lane.State, ids ...string) int {
 		t.Helper()
 		n, missing, err := store.Add(t.Context(), "a", ids, state, "me", "why not")
-		if slices.Contains(ids, "nobody's") != slices.Equal(missing, []string{"nobody's"}) {
+		if slices.Contains(ids, "no one's") != slices.Equal(missing, []string{"no one's"}) {
 			t.Errorf("missing of %q are %q", ids, missing)
 		}
 		if err != nil {
@@ -254,7 +254,7 @@ func TestAdd_makesEventsOwedBeforeAllThatTheStreamBrings(t *testing.T) {
 		return n
 	}
 	// Sorted as text e10 comes before e2; the table knows better.
-	want(t, "added", add(lane.StateWaiting, "e10", "e2", "nobody's", "e11", "e2"), 2)
+	want(t, "added", add(lane.StateWaiting, "e10", "e2", "no one's", "e11", "e2"), 2)
 	want(t, "added again", add(lane.StateWaiting, "e2"), 0)
 	want(t, "added after those", add(lane.StateWaiting, "e1"), 1)
 	got := waiting(t, store, "a")
@@ -264,7 +264,7 @@ func TestAdd_makesEventsOwedBeforeAllThatTheStreamBrings(t *testing.T) {
 	want(t, "dead", add(lane.StateDead, "e3"), 1)
 	want(t, "waiting", ids(waiting(t, store, "a")), "e2 e10 e1 e11")
 	want(t, "audit", db.Text(`SELECT who || action || (what->>'events') || (what->>'deliveries') FROM walpost.audit ORDER BY id LIMIT 1`),
-		`meadd["e10", "e11", "e2", "nobody's"]2`)
+		`meadd["e10", "e11", "e2", "no one's"]2`)
 }
 
 func TestAdd_ofWaitingOnesAsDeadEndsAnOutage(t *testing.T) {
@@ -365,7 +365,7 @@ func TestPauseAndResume_areAuditedWhenTheyChangeSomething(t *testing.T) {
 	if want := []string{"me pause a maintenance", "you resume a over"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	if err := store.Pause(t.Context(), "nobody", "me", ""); err == nil || !strings.Contains(err.Error(), `no subscriber "nobody"`) {
+	if err := store.Pause(t.Context(), "missing", "me", ""); err == nil || !strings.Contains(err.Error(), `no subscriber "missing"`) {
 		t.Errorf("got %v", err)
 	}
 }

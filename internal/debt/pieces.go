@@ -47,7 +47,7 @@ type deliveryKey struct {
 	position   event.Position // where it matters in which order they are changed
 }
 
-// inPieces makes a change in transactions of at most maxRows deliveries: nobody waits long for a lock, and
+// inPieces makes a change in transactions of at most maxRows deliveries: no one waits long for a lock, and
 // each piece takes effect at once. choose locks at most n of them; it is told the last one before. All
 // pieces together are one row of the audit.
 func (s *Store) inPieces(ctx context.Context, c change, choose func(tx pgx.Tx, after deliveryKey, n int) (*piece, error)) (Outcome, error) {

@@ -16,11 +16,11 @@ import (
 
 // Redrive makes dead deliveries wait again, the oldest first: a relay sends them, the one that runs within
 // two seconds, else the next. Each keeps its position, so that with block_key it goes before what waits
-// behind it; its attempts and its error stay, but its limits (max_attempts, give_up_after) begin anew.
+// behind it; its attempts and its error stay, but its limits (max_attempts, give_up_after) begin again.
 //
 // What is not dead is not touched: two who redrive the same deliveries at once have them sent once. An
 // event that was recorded by reference as an invalid one, such as one over max_event, is read and judged
-// anew when it is sent; an invalid one that was copied cannot become valid, and stays.
+// again when it is sent; an invalid one that was copied cannot become valid, and stays.
 //
 // It works in pieces as Discard does. A subscriber that is unknown, or that has left the configuration, is
 // an error.

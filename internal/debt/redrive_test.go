@@ -15,7 +15,7 @@ import (
 
 func redrive(t *testing.T, store *debt.Store, filter debt.Filter) debt.Outcome {
 	t.Helper()
-	outcome, err := store.Redrive(t.Context(), filter, "me", "mended")
+	outcome, err := store.Redrive(t.Context(), filter, "me", "fixed")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,7 +53,7 @@ func TestRedrive_makesWhatFitsWaitAtItsPlace(t *testing.T) {
 	want(t, "its limits begin again", first.FirstFailure.IsZero(), true)
 	want(t, "still dead", db.Text(`SELECT string_agg(subscriber || event_id, ' ' ORDER BY subscriber) FROM walpost.owed WHERE state = 'dead'`), "ae4 be1")
 	want(t, "audit", db.Text(`SELECT who || ' ' || action || ' ' || why || ' ' || (what - 'x')::text FROM walpost.audit`),
-		`me redrive mended {"error": "503", "state": "dead", "deliveries": 2, "subscriber": "a"}`)
+		`me redrive fixed {"error": "503", "state": "dead", "deliveries": 2, "subscriber": "a"}`)
 }
 
 func TestRedrive_tellsOfEachEventWhatBecameOfIt(t *testing.T) {
@@ -163,7 +163,7 @@ func TestRedrive_inPiecesShowsEachToTheRelayInOneRowOfTheAudit(t *testing.T) {
 }
 
 // An event over max_event has no copy. It is judged again by the limit of the day on which it is read.
-func TestRedrive_judgesAnewWhatWasTooLarge(t *testing.T) {
+func TestRedrive_judgesAgainWhatWasTooLarge(t *testing.T) {
 	db := testdb.New(t)
 	events := fill(t, db, 3)
 	subscribe(db, "a")
@@ -183,7 +183,7 @@ func TestRedrive_judgesAnewWhatWasTooLarge(t *testing.T) {
 		invalid bool
 	}{{0, false}, {5000, false}, {1000, true}} {
 		store := open(t, db, lessons()).Limit(test.limit)
-		// Nobody knows how large they are, so each is read alone.
+		// No one knows how large they are, so each is read alone.
 		var read []string
 		var after event.Position
 		for range 3 {
@@ -217,7 +217,7 @@ func TestRedrive_saysWhatItCannotMean(t *testing.T) {
 		{debt.Filter{Subscriber: "left", State: lane.StateWaiting}, "sent by themselves"},
 		{debt.Filter{Subscriber: "left", State: lane.StatePaid}, "delivered or discarded already"},
 		{debt.Filter{Events: make([]string, 1001)}, "at most 1000"},
-		{debt.Filter{Subscriber: "nobody"}, `no subscriber "nobody"`},
+		{debt.Filter{Subscriber: "missing"}, `no subscriber "missing"`},
 		{debt.Filter{Subscriber: "left"}, "has left the configuration"},
 	} {
 		if _, err := store.Redrive(t.Context(), test.filter, "me", ""); err == nil || !strings.Contains(err.Error(), test.says) {

@@ -73,7 +73,7 @@ func (s *Store) inTx(ctx context.Context, fn func(pgx.Tx) error) error {
 	for again := 5; ; again-- {
 		err := postgres.InTx(ctx, s.pool, func(tx pgx.Tx) error {
 			if s.fence != nil {
-				if err := s.fence.Hold(ctx, tx); err != nil {
+				if err := s.fence.HoldTx(ctx, tx); err != nil {
 					return err
 				}
 			}

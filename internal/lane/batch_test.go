@@ -116,8 +116,8 @@ func TestLane_aFailedBatchIsNarrowedDownToTheBadEvent(t *testing.T) {
 		err  error
 		dead bool
 	}{
-		{"that may mend", subscribertest.ErrFailing, false},
-		// The subscriber says that no attempt can mend it, but not which of the events it means.
+		{"that may fix", subscribertest.ErrFailing, false},
+		// The subscriber says that no attempt can fix it, but not which of the events it means.
 		{"that is permanent", subscriber.Permanent(errors.New("unreadable")), true},
 	} {
 		t.Run(test.name, func(t *testing.T) {

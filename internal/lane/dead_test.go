@@ -50,7 +50,7 @@ func TestLane_aPermanentErrorIsADeadLetterAtOnce(t *testing.T) {
 	})
 }
 
-func TestLane_anInvalidEventIsADeadLetterThatNobodyIsHanded(t *testing.T) { // F-12
+func TestLane_anInvalidEventIsADeadLetterThatNoOneIsHanded(t *testing.T) { // F-12
 	synctest.Test(t, func(t *testing.T) {
 		sub := subscribertest.Recording()
 		r := run(t, sub, settings())

@@ -8,7 +8,7 @@ import (
 	"github.com/backendstart/walpost/internal/subscriber/subscribertest"
 )
 
-// An outage kills nothing, unless somebody has said how long an event may fail.
+// An outage kills nothing, unless someone has said how long an event may fail.
 func TestLane_givesUpAfterTheTimeThatWasSaid(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := settings()

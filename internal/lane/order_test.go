@@ -178,7 +178,7 @@ func TestLane_handlesOneEventOfAKeyAtATimeAndManyKeysAtOnce(t *testing.T) {
 				if most != test.most {
 					t.Errorf("calls at the same time: got at most %d, want %d", most, test.most)
 				}
-				// Nobody idles while there is something to do; in the end fewer keys than workers may be left.
+				// No one idles while there is something to do; in the end fewer keys than workers may be left.
 				rounds := time.Duration((events + test.most - 1) / test.most)
 				if got, most := last.at.Sub(begin), (rounds+2)*time.Second; got > most {
 					t.Errorf("%d events of a second each took %v, want at most %v", events, got, most)
@@ -189,7 +189,7 @@ func TestLane_handlesOneEventOfAKeyAtATimeAndManyKeysAtOnce(t *testing.T) {
 }
 
 // The other half of F-34: who is dead has no part in the time of who lives.
-func TestLanes_aDeadSubscriberDelaysNobody(t *testing.T) {
+func TestLanes_aDeadSubscriberDelaysNoOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var dead []*rig
 		for range 10 {

@@ -37,9 +37,9 @@ const (
 	failures
 )
 
-// capricious is a subscriber that follows a plan for each event, and an oracle that sees whether it is
+// flaky is a subscriber that follows a plan for each event, and an oracle that sees whether it is
 // called as a subscriber must be.
-type capricious struct {
+type flaky struct {
 	ordering lane.Ordering
 	plans    map[string]*plan
 	order    map[string][]string // ids in commit order, by what order is kept within
@@ -54,10 +54,10 @@ type capricious struct {
 	complaints []string        // guarded by mu
 }
 
-func (c *capricious) Name() string      { return "capricious" }
-func (c *capricious) Wants(string) bool { return true }
+func (c *flaky) Name() string      { return "flaky" }
+func (c *flaky) Wants(string) bool { return true }
 
-func (c *capricious) Handle(ctx context.Context, d subscriber.Delivery) error {
+func (c *flaky) Handle(ctx context.Context, d subscriber.Delivery) error {
 	c.enter([]subscriber.Delivery{d})
 	defer c.leave([]subscriber.Delivery{d})
 	return c.handle(ctx, d)
@@ -65,7 +65,7 @@ func (c *capricious) Handle(ctx context.Context, d subscriber.Delivery) error {
 
 // HandleBatch sometimes fails or panics as a whole, before it has had any effect, and else does event by
 // event. What stands behind a failed one of its key is not done either.
-func (c *capricious) HandleBatch(ctx context.Context, deliveries []subscriber.Delivery) error {
+func (c *flaky) HandleBatch(ctx context.Context, deliveries []subscriber.Delivery) error {
 	c.enter(deliveries)
 	defer c.leave(deliveries)
 	if c.panics(deliveries) {
@@ -104,7 +104,7 @@ func (c *capricious) HandleBatch(ctx context.Context, deliveries []subscriber.De
 	return &subscriber.BatchError{Failed: failed}
 }
 
-func (c *capricious) panics(deliveries []subscriber.Delivery) bool {
+func (c *flaky) panics(deliveries []subscriber.Delivery) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, d := range deliveries {
@@ -116,7 +116,7 @@ func (c *capricious) panics(deliveries []subscriber.Delivery) bool {
 	return false
 }
 
-func (c *capricious) handle(ctx context.Context, d subscriber.Delivery) error {
+func (c *flaky) handle(ctx context.Context, d subscriber.Delivery) error {
 	c.mu.Lock()
 	p := c.plans[d.ID]
 	fail := p.fails > 0
@@ -149,7 +149,7 @@ func (c *capricious) handle(ctx context.Context, d subscriber.Delivery) error {
 }
 
 // within is what order is kept within.
-func (c *capricious) within(d subscriber.Delivery) string {
+func (c *flaky) within(d subscriber.Delivery) string {
 	switch c.ordering {
 	case lane.ByKey:
 		return d.Key
@@ -161,7 +161,7 @@ func (c *capricious) within(d subscriber.Delivery) string {
 
 // enter checks that nothing else of a key is in hand, and everything before an event has ended or stands
 // before it in the same call.
-func (c *capricious) enter(deliveries []subscriber.Delivery) {
+func (c *flaky) enter(deliveries []subscriber.Delivery) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	call := make(map[string][]string)
@@ -189,9 +189,9 @@ func (c *capricious) enter(deliveries []subscriber.Delivery) {
 
 // isDone reports whether an event had its effect or has ended otherwise; mu is held. What was in debt ends
 // a moment after its effect, when it is removed there.
-func (c *capricious) isDone(id string) bool { return c.effects[id] > 0 || c.done(id) }
+func (c *flaky) isDone(id string) bool { return c.effects[id] > 0 || c.done(id) }
 
-func (c *capricious) leave(deliveries []subscriber.Delivery) {
+func (c *flaky) leave(deliveries []subscriber.Delivery) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	left := make(map[string]bool)
@@ -203,15 +203,15 @@ func (c *capricious) leave(deliveries []subscriber.Delivery) {
 	}
 }
 
-func (c *capricious) complain(format string, args ...any) {
+func (c *flaky) complain(format string, args ...any) {
 	if len(c.complaints) < 10 {
 		c.complaints = append(c.complaints, fmt.Sprintf(format, args...))
 	}
 }
 
-// newCapricious plans n events of a few keys, and returns their ids in commit order.
-func newCapricious(random *rand.Rand, ordering lane.Ordering, n int) (*capricious, []string) {
-	c := &capricious{
+// newFlaky plans n events of a few keys, and returns their ids in commit order.
+func newFlaky(random *rand.Rand, ordering lane.Ordering, n int) (*flaky, []string) {
+	c := &flaky{
 		ordering: ordering, random: rand.New(rand.NewPCG(random.Uint64(), 0)),
 		plans: make(map[string]*plan), order: make(map[string][]string),
 		inHand: make(map[string]int), effects: make(map[string]int), late: make(map[string]bool),
@@ -261,7 +261,7 @@ func TestLane_keepsItsPromisesWhateverASubscriberDoes(t *testing.T) {
 // live leads a lane through a random life.
 func live(t *testing.T, ordering lane.Ordering, seed uint64) {
 	random := rand.New(rand.NewPCG(seed, 0))
-	sub, ids := newCapricious(random, ordering, 200)
+	sub, ids := newFlaky(random, ordering, 200)
 	o := settings()
 	o.Ordering, o.MaxAttempts, o.Timeout = ordering, 0, 10*time.Second
 	o.Concurrency = 1 + random.IntN(10)
@@ -319,27 +319,27 @@ func live(t *testing.T, ordering lane.Ordering, seed uint64) {
 
 // The test of the test: the oracle complains about a lane that does not wait.
 func TestOracle_complainsAboutDisorder(t *testing.T) {
-	for name, disorder := range map[string]func(c *capricious, a, b subscriber.Delivery){
-		"two at once": func(c *capricious, a, b subscriber.Delivery) {
+	for name, disorder := range map[string]func(c *flaky, a, b subscriber.Delivery){
+		"two at once": func(c *flaky, a, b subscriber.Delivery) {
 			c.done = func(id string) bool { return id == a.ID }
 			c.enter([]subscriber.Delivery{b})
 			c.enter([]subscriber.Delivery{b})
 		},
-		"overtaking": func(c *capricious, _, b subscriber.Delivery) {
+		"overtaking": func(c *flaky, _, b subscriber.Delivery) {
 			c.done = func(string) bool { return false }
 			c.enter([]subscriber.Delivery{b})
 		},
-		"overtaking in a batch": func(c *capricious, a, b subscriber.Delivery) {
+		"overtaking in a batch": func(c *flaky, a, b subscriber.Delivery) {
 			c.done = func(string) bool { return false }
 			c.enter([]subscriber.Delivery{b, a})
 		},
-		"again after its end": func(c *capricious, a, _ subscriber.Delivery) {
+		"again after its end": func(c *flaky, a, _ subscriber.Delivery) {
 			c.done = func(string) bool { return true }
 			c.enter([]subscriber.Delivery{a})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c := &capricious{ordering: lane.ByKey, inHand: make(map[string]int), order: make(map[string][]string)}
+			c := &flaky{ordering: lane.ByKey, inHand: make(map[string]int), order: make(map[string][]string)}
 			a, b := subscribertest.LessonCompleted(0), subscribertest.LessonCompleted(3) // of one learner
 			c.order[a.Key] = []string{a.ID, b.ID}
 			disorder(c, a, b)

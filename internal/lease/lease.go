@@ -180,12 +180,12 @@ func (l *Lease) setLocked(held bool, sent time.Duration, why string) {
 	}
 	if l.held != held {
 		l.held = held
-		l.tell()
+		l.wakeWaitersLocked()
 	}
 }
 
-// tell wakes those who wait for a change; mu is held.
-func (l *Lease) tell() {
+// wakeWaitersLocked wakes those who wait for a change; mu is held.
+func (l *Lease) wakeWaitersLocked() {
 	close(l.changed)
 	l.changed = make(chan struct{})
 }
@@ -211,7 +211,7 @@ func (l *Lease) begin(sent time.Duration) {
 	}
 	l.acquired++
 	l.setLocked(true, sent, "")
-	l.tell() // also where it was held all the time: whoever acts must know that the session is another one
+	l.wakeWaitersLocked() // also where it was held all the time: whoever acts must know that the session is another one
 }
 
 // extend is another heartbeat of a session that leads.
@@ -385,7 +385,7 @@ func (l *Lease) session(ctx context.Context) error {
 	if key, err = l.stand(ctx, conn); err != nil {
 		return err
 	}
-	err = l.keep(ctx, conn)
+	err = l.heartbeat(ctx, conn)
 	return err
 }
 
@@ -420,9 +420,9 @@ func (l *Lease) connect(ctx context.Context) (*pgx.Conn, error) {
 	return conn, nil
 }
 
-// keep is the life of a leader. The session is read all the time, so that its end is noticed at once and
+// heartbeat is the life of a leader. The session is read all the time, so that its end is noticed at once and
 // not at the next heartbeat.
-func (l *Lease) keep(ctx context.Context, conn *pgx.Conn) error {
+func (l *Lease) heartbeat(ctx context.Context, conn *pgx.Conn) error {
 	for first, last := true, bootTime(); ; first = false {
 		sent := bootTime()
 		limited, cancel := context.WithTimeout(ctx, term-(sent-last))

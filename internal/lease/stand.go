@@ -20,7 +20,7 @@ func (l *Lease) stand(ctx context.Context, conn *pgx.Conn) (store.Key, error) {
 	var key store.Key      // of the last leader
 	for {
 		asks := l.mayAsk(ctx)
-		seen, err := l.look(ctx, conn, asks == nil)
+		seen, err := l.readLeader(ctx, conn, asks == nil)
 		if err != nil {
 			return 0, err
 		}
@@ -76,7 +76,7 @@ func (l *Lease) stand(ctx context.Context, conn *pgx.Conn) (store.Key, error) {
 // tellEvery keeps a server that does not end sessions from filling the log.
 const tellEvery = 10 * time.Second
 
-func (l *Lease) look(ctx context.Context, conn *pgx.Conn, asks bool) (store.Leader, error) {
+func (l *Lease) readLeader(ctx context.Context, conn *pgx.Conn, asks bool) (store.Leader, error) {
 	ctx, cancel := context.WithTimeout(ctx, connectLimit)
 	defer cancel()
 	return store.FindLeader(ctx, conn, l.Slot, asks)

@@ -24,7 +24,7 @@ const (
 	maxAttempts = 10_000
 	// maxFollowers bounds the goroutines and connections that streams hold.
 	maxFollowers = 32
-	// lastWrite is how long a stop waits for a stream that nobody reads.
+	// lastWrite is how long a stop waits for a stream that no one reads.
 	lastWrite = 100 * time.Millisecond
 )
 

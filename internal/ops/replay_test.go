@@ -40,7 +40,7 @@ func TestV1_replaysAreEstimatedAskedForShownAndCancelled(t *testing.T) {
 		{"POST", "/v1/replays", `{"subscriber": "analytics", "key": "k3"}`, http.StatusBadRequest, "why must be given"},
 		{"POST", "/v1/replays", `{"subscriber": "analytics", "why": "x"}`, http.StatusBadRequest, "at least one of"},
 		{"POST", "/v1/replays", `{"subscriber": "analytics", "kye": "k3", "why": "x"}`, http.StatusBadRequest, "kye"},
-		{"POST", "/v1/replays", `{"subscriber": "nobody", "key": "k3", "why": "x"}`, http.StatusNotFound, "there is no subscriber"},
+		{"POST", "/v1/replays", `{"subscriber": "missing", "key": "k3", "why": "x"}`, http.StatusNotFound, "there is no subscriber"},
 		{"POST", "/v1/replays", `{"subscriber": "billing", "key": "k3", "why": "x"}`, http.StatusBadRequest, "has left the configuration"},
 		{"POST", "/v1/replays", `{"subscriber": "analytics", "source": "nosuch", "why": "x"}`, http.StatusBadRequest, "no source"},
 	} {

@@ -22,7 +22,7 @@ const (
 	maxBody = 1 << 20
 	// requestTimeout ends a request before its answer could not be sent any more.
 	requestTimeout = writeTimeout - time.Second
-	// How many deliveries GET /v1/owed returns where nobody says it, and at most.
+	// How many deliveries GET /v1/owed returns where no one says it, and at most.
 	defaultLimit, maxLimit = 100, 1000
 )
 

@@ -156,9 +156,9 @@ func TestV1_changesWhatIsAskedForAndWritesDownWhoAsked(t *testing.T) {
 		{"/v1/owed/add", `{"subscriber": "analytics", "events": ["e4", "none"], "why": "lost"}`, "map[deliveries:1 missing:[none]]"},
 		{"/v1/owed/add", `{"subscriber": "analytics", "events": ["e4"], "state": "dead", "why": "lost"}`, "map[deliveries:1]"},
 		{"/v1/owed/redrive", `{"type": "lesson.completed", "dry_run": true}`, "map[gone:1 would_redrive:1]"},
-		{"/v1/owed/redrive", `{"event": "e4", "why": "mended"}`,
+		{"/v1/owed/redrive", `{"event": "e4", "why": "fixed"}`,
 			"map[events:[map[detail:redriven event:e4 occurrence:" + written + " result:redriven source:lessons subscriber:analytics]] redriven:1]"},
-		{"/v1/owed/redrive", `{"type": "lesson.completed", "state": "dead", "why": "mended"}`, "map[gone:1 redriven:0]"},
+		{"/v1/owed/redrive", `{"type": "lesson.completed", "state": "dead", "why": "fixed"}`, "map[gone:1 redriven:0]"},
 	} {
 		code, answer := c.ask(t, "POST", step.path, step.body)
 		if got := fmt.Sprint(answer); code != http.StatusOK || got != step.want {
@@ -198,8 +198,8 @@ func TestV1_refusesWhatCannotBeMeant(t *testing.T) {
 		{"GET", "/v1/owed?state=paid", "", 400, "waiting or dead"},
 		{"GET", "/v1/owed?since=yesterday", "", 400, "since"},
 		{"GET", "/v1/owed?limit=0", "", 400, "from 1 to 1000"},
-		{"GET", "/v1/owed/e9", "", 404, "owed to nobody"},
-		{"POST", "/v1/subscribers/nobody/pause", `{}`, 404, "no subscriber"},
+		{"GET", "/v1/owed/e9", "", 404, "owed to no one"},
+		{"POST", "/v1/subscribers/no one/pause", `{}`, 404, "no subscriber"},
 		{"POST", "/v1/subscribers/analytics/pause", ``, 400, "body"},
 		{"POST", "/v1/owed/discard", `{"subscriber": "analytics"}`, 400, "why"},
 		{"POST", "/v1/owed/discard", `{"why": "x"}`, 400, "chooses everything"},
@@ -212,10 +212,10 @@ func TestV1_refusesWhatCannotBeMeant(t *testing.T) {
 		{"POST", "/v1/owed/redrive", `{"why": "x"}`, 400, "chooses everything"},
 		{"POST", "/v1/owed/redrive", `{"why": "x", "subscriber": "analytics", "state": "waiting"}`, 400, "sent by themselves"},
 		{"POST", "/v1/owed/redrive", `{"why": "x", "subscriber": "billing"}`, 400, "left the configuration"},
-		{"POST", "/v1/owed/redrive", `{"dry_run": true, "subscriber": "nobody"}`, 404, "no subscriber"},
+		{"POST", "/v1/owed/redrive", `{"dry_run": true, "subscriber": "missing"}`, 404, "no subscriber"},
 		{"POST", "/v1/owed/add", `{"why": "x", "subscriber": "analytics"}`, 400, "events"},
 		{"POST", "/v1/owed/add", `{"subscriber": "analytics", "events": ["e4"]}`, 400, "why"},
-		{"POST", "/v1/owed/add", `{"why": "x", "subscriber": "nobody", "events": ["e4"]}`, 404, "no subscriber"},
+		{"POST", "/v1/owed/add", `{"why": "x", "subscriber": "missing", "events": ["e4"]}`, 404, "no subscriber"},
 		{"POST", "/v1/owed/add", `{"why": "x", "subscriber": "analytics", "events": ["e4"], "state": "paid"}`, 400, "waiting or dead"},
 		{"POST", "/v1/owed/add", `{"why": "` + strings.Repeat("x", maxBody) + `"}`, 413, "large"},
 	} {

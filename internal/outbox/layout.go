@@ -219,7 +219,7 @@ func (s *Shelf) bytes(n int) []byte {
 	if s == nil {
 		return make([]byte, n)
 	}
-	return s.texts.Take(n)
+	return s.texts.TakeBytes(n)
 }
 
 func (l *Layout) value(values [][]byte, at int) []byte {

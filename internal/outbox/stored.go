@@ -27,9 +27,9 @@ type Stored struct {
 	Attempts int
 }
 
-// Look returns the rows with an event id, published or not. It is for people: an id that is no value of
+// FindByID returns the rows with an event id, published or not. It is for people: an id that is no value of
 // the column's type makes it read the table. tx must be one of postgres.InTx or postgres.InSnapshot.
-func (t *Table) Look(ctx context.Context, tx pgx.Tx, eventID string) ([]Stored, error) {
+func (t *Table) FindByID(ctx context.Context, tx pgx.Tx, eventID string) ([]Stored, error) {
 	var tracked bool
 	if err := tx.QueryRow(ctx, `SELECT current_setting('track_commit_timestamp')::bool`).Scan(&tracked); err != nil {
 		return nil, fmt.Errorf("look up event %q in %s: %w", eventID, t.Source.relation(), err)

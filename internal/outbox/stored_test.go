@@ -39,7 +39,7 @@ func TestLook_findsRowsOfTablesOfAnyShape(t *testing.T) {
 			look := func(id string) (found []outbox.Stored) {
 				t.Helper()
 				err := postgres.InTx(t.Context(), db.Pinned, func(tx pgx.Tx) (err error) {
-					found, err = table.Look(t.Context(), tx, id)
+					found, err = table.FindByID(t.Context(), tx, id)
 					return err
 				})
 				if err != nil {
@@ -69,7 +69,7 @@ func TestLook_knowsWhenAnUnpublishedRowWasCommitted(t *testing.T) {
 	for published, known := range map[bool]bool{false: true, true: false} {
 		db.Exec(`UPDATE outbox SET published_at = CASE WHEN $1 THEN now() END`, published)
 		err := postgres.InTx(t.Context(), db.Pinned, func(tx pgx.Tx) error {
-			found, err := table.Look(t.Context(), tx, "e1")
+			found, err := table.FindByID(t.Context(), tx, "e1")
 			if err == nil && (len(found) != 1 || found[0].CommittedAt.IsZero() == known) {
 				t.Errorf("published %v: %+v", published, found)
 			}

@@ -127,7 +127,7 @@ func TestRelay_leavesTheUpdatesOfTheApplicationAlone(t *testing.T) {
 }
 
 // F-53: rows of a table that was renamed or moved to another schema are not thrown away: the relay stops with
-// its name. When a person has mended it, they are sent from the table: in the stream they keep the other name.
+// its name. When a person has fixed it, they are sent from the table: in the stream they keep the other name.
 func TestRelay_losesNothingOfATableThatIsRenamedAndComesBack(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ away, other, back string }{

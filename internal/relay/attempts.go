@@ -34,7 +34,7 @@ type Attempt struct {
 	Position    string    `json:"position"`
 	CommittedAt time.Time `json:"committed_at,omitzero"` // zero where the server did not know it
 	// Number counts the attempts of this delivery from 1; 0 is an event that was never handed over,
-	// because it can be delivered to nobody.
+	// because it can be delivered to no one.
 	Number  int          `json:"attempt"`
 	Outcome lane.Outcome `json:"outcome"`
 	// Batch is how many events the call had, Seconds how long it took.
@@ -68,7 +68,7 @@ type kept struct {
 	event, typed, occurred int32 // where the event's name, the type and the occurrence end
 }
 
-func (k *kept) keep(of *call, tried *lane.Attempt) {
+func (k *kept) remember(of *call, tried *lane.Attempt) {
 	ev := tried.Event
 	k.call, k.source, k.position, k.commit = of, ev.Source, ev.Position, microseconds(ev.CommittedAt)
 	k.outcome, k.number, k.replay, k.err = tried.Outcome, int32(tried.Number), tried.Replay, ""
@@ -134,7 +134,7 @@ type Attempts struct {
 	called  uint64        // number of the next call; guarded by mu
 	first   uint64        // Seq of the first ever; guarded by mu
 	next    uint64        // Seq of the next one; guarded by mu
-	changed chan struct{} // closed at the next attempt, nil while nobody waits; guarded by mu
+	changed chan struct{} // closed at the next attempt, nil while no one waits; guarded by mu
 }
 
 // NewAttempts remembers up to size attempts. Their numbers begin at a moment: now, except in tests.
@@ -155,7 +155,7 @@ func (a *Attempts) Record(subscriber string, began time.Time, took time.Duration
 	*of = call{at: began.Add(took).UTC(), subscriber: subscriber, batch: len(attempts), seconds: took.Seconds()}
 	a.called++
 	for i := range attempts {
-		a.ring[a.next%uint64(len(a.ring))].keep(of, &attempts[i])
+		a.ring[a.next%uint64(len(a.ring))].remember(of, &attempts[i])
 		a.next++
 	}
 	if a.changed != nil {

@@ -29,7 +29,7 @@ func markedRelations(tables []*outbox.Table) []string {
 // other's subscribers have had.
 func (r *Relay) claimTables(ctx context.Context, s *session) error {
 	return postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) error {
-		if err := r.fence.Hold(ctx, tx); err != nil {
+		if err := r.fence.HoldTx(ctx, tx); err != nil {
 			return err
 		}
 		return r.claimTablesTx(ctx, tx, s)

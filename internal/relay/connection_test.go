@@ -87,7 +87,7 @@ func TestRelay_goesOnInTheMiddleOfATransaction(t *testing.T) {
 	}
 }
 
-// F-31: a fast stop of the server must not wait for an event that nobody can finish, whatever its
+// F-31: a fast stop of the server must not wait for an event that no one can finish, whatever its
 // wal_sender_timeout.
 func TestRelay_letsPostgresStopWhileAnEventIsOpen(t *testing.T) {
 	t.Parallel()
@@ -172,7 +172,7 @@ func TestRelay_outlivesAFrozenServer(t *testing.T) {
 	if err := server.Freeze(); err != nil {
 		t.Fatal(err)
 	}
-	// Long enough for a status to be due: how long nobody answers is what this test is about.
+	// Long enough for a status to be due: how long no one answers is what this test is about.
 	time.Sleep(4 * time.Second)
 	if err := server.Thaw(); err != nil {
 		t.Fatal(err)

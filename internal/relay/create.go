@@ -80,7 +80,7 @@ func (r *Relay) makeSlot(ctx context.Context, s *session, plan slot.Plan) (rows 
 // begin records that the slot is being made.
 func (r *Relay) begin(ctx context.Context, s *session) error {
 	err := postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) error {
-		if err := r.fence.Hold(ctx, tx); err != nil {
+		if err := r.fence.HoldTx(ctx, tx); err != nil {
 			return err
 		}
 		return store.WriteCreating(ctx, tx, s.recordOf(r.Slot))
@@ -97,7 +97,7 @@ func (r *Relay) begin(ctx context.Context, s *session) error {
 // same beside it.
 func (r *Relay) ready(ctx context.Context, s *session, plan slot.Plan, record func(pgx.Tx) (rows int64, err error)) (rows int64, err error) {
 	err = postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) error {
-		if err := r.fence.Hold(ctx, tx); err != nil {
+		if err := r.fence.HoldTx(ctx, tx); err != nil {
 			return err
 		}
 		if rows, err = record(tx); err != nil {

@@ -107,7 +107,7 @@ func TestRelay_comesBackWhenTheServerTakesItsConnectionsAgain(t *testing.T) {
 		"28000, no right to log in":   {sql(`ALTER ROLE {role} NOLOGIN`), sql(`ALTER ROLE {role} LOGIN`), []string{"28000"}},
 		"57P03, a server that shuts down slowly and comes again": {
 			func(t *testing.T, server *pgserver.Server, _ *pgx.Conn, _ string) {
-				// A smart shutdown takes nobody new and waits for who is there: for the test.
+				// A smart shutdown takes no one new and waits for who is there: for the test.
 				if err := syscall.Kill(server.PID(), syscall.SIGTERM); err != nil {
 					t.Fatal(err)
 				}
@@ -152,7 +152,7 @@ func TestRelay_comesBackWhenTheServerTakesItsConnectionsAgain(t *testing.T) {
 				t.Errorf("%d lines in five seconds: %s", got, said)
 			}
 			if o.Lease.Valid() { // the lease is three seconds longer than its session
-				t.Error("it may act although nobody has answered for five seconds")
+				t.Error("it may act although no one has answered for five seconds")
 			}
 			c.allow(t, server, admin, who)
 			db.Pool.Reset()

@@ -43,7 +43,7 @@ func TestRelay_makesDeadLettersOfRowsThatAreNoEvents(t *testing.T) {
 	picky.AwaitDelivered(t, 1)
 	want := []string{
 		"all/empty-type", "all/long-type", "all/no-type", "all/row:0", "all/row:1", "all/row:2", "all/row:3",
-		"other/empty-type", "other/no-type", // nobody can say whether they are wanted
+		"other/empty-type", "other/no-type", // no one can say whether they are wanted
 		"picky/empty-type", "picky/no-type", "picky/row:0", "picky/row:1", "picky/row:2", "picky/row:3",
 	}
 	eventually(t, "dead letters", func() bool { return len(dead(db)) >= len(want) })
@@ -216,7 +216,7 @@ func TestRelay_doesNotWaitForARowThatIsGone(t *testing.T) {
 }
 
 // Another poller is at work: told and counted, no fault.
-func TestRelay_countsRowsThatSomebodyElseMarked(t *testing.T) {
+func TestRelay_countsRowsThatSomeoneElseMarked(t *testing.T) {
 	t.Parallel()
 	db := testdb.New(t)
 	blocked := subscribertest.Blocking()
@@ -246,7 +246,7 @@ func TestRelay_writesAttemptsWithTheMark(t *testing.T) {
 }
 
 // Retention deletes what everybody has, and never what is owed or waits.
-func TestRelay_deletesOldRowsOnlyWhenNobodyNeedsThem(t *testing.T) {
+func TestRelay_deletesOldRowsOnlyWhenNoOneNeedsThem(t *testing.T) {
 	t.Parallel()
 	db := testdb.New(t)
 	make := func() (*kept, relay.Options) {

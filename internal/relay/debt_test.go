@@ -275,7 +275,7 @@ func TestRelay_countsALossWhenARowOfOursIsGone(t *testing.T) {
 	h := r.Health()
 	wantWords(t, errors.New(fmt.Sprint(h.Problems)), `1 events are lost for subscriber "sub"`)
 	if !h.Ready {
-		t.Error("not ready for what no relay can mend")
+		t.Error("not ready for what no relay can fix")
 	}
 }
 

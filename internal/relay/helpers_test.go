@@ -188,7 +188,7 @@ func (l *line) serve() {
 			return
 		}
 		server, err := net.Dial(l.network, l.server)
-		if err != nil || !l.keep(client, server) {
+		if err != nil || !l.track(client, server) {
 			client.Close()
 			continue
 		}
@@ -210,7 +210,7 @@ func (l *line) serve() {
 	}
 }
 
-func (l *line) keep(conns ...net.Conn) bool {
+func (l *line) track(conns ...net.Conn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, c := range conns {

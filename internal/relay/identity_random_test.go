@@ -62,11 +62,11 @@ type moodySubscriber struct {
 
 func newMoody(name string) *moodySubscriber {
 	m := &moodySubscriber{got: make(map[string]bool)}
-	m.changing = newChanging(name, m.take)
+	m.changing = newChanging(name, m.handle)
 	return m
 }
 
-func (m *moodySubscriber) take(_ context.Context, d subscriber.Delivery) error {
+func (m *moodySubscriber) handle(_ context.Context, d subscriber.Delivery) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.got[string(d.Payload)] = true
@@ -152,7 +152,7 @@ func (h *reuse) step() {
 	case op < 6:
 		h.insert()
 	case op < 8:
-		sub.behave(sub.take)
+		sub.behave(sub.handle)
 	case op == 8:
 		sub.behave(away)
 	case op == 9:
@@ -178,7 +178,7 @@ func (h *reuse) step() {
 // recover lets everyone be well until nothing waits any more.
 func (h *reuse) recover() {
 	for _, sub := range h.subs {
-		sub.behave(sub.take)
+		sub.behave(sub.handle)
 	}
 	h.insert()
 	h.relay.shutDown()
@@ -188,7 +188,7 @@ func (h *reuse) recover() {
 	})
 }
 
-// unmarked are the rows that nobody is owed, and that are not marked.
+// unmarked are the rows that no one is owed, and that are not marked.
 func (h *reuse) unmarked() []string {
 	return h.db.Texts(`SELECT c.payload FROM counted c WHERE published_at IS NULL AND NOT EXISTS (
 		SELECT FROM walpost.owed o WHERE o.state = 'dead' AND o.event_id = c.id::text AND o.payload = c.payload)`)

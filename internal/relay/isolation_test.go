@@ -228,7 +228,7 @@ func TestRelay_namesAHandlerThatNeverReturns(t *testing.T) {
 	}
 	letGo()
 	eventually(t, "all marks", func() bool { return unmarked(db) == 0 })
-	// What came of the first call nobody knows: it returned after its deadline.
+	// What came of the first call no one knows: it returned after its deadline.
 	if got, want := ofKey(sub.Calls(), "a"), []string{"stuck", "stuck", "behind-0", "behind-1", "behind-2"}; !slices.Equal(got, want) {
 		t.Errorf("handed over %v, want %v", got, want)
 	}

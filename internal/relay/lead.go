@@ -63,13 +63,13 @@ func (r *Relay) release() {
 const lookAtLanes = time.Second
 
 // keepLead lets the lanes act only while the relay leads. A lease that was lost and got again changes
-// nothing if nobody else has led in between; if somebody has, what is in memory is of no use any more. The
+// nothing if no one else has led in between; if someone has, what is in memory is of no use any more. The
 // same is looked up for a lane that has suspended itself.
 func (r *Relay) keepLead(ctx context.Context, lanes []*lane.Lane, stop context.CancelCauseFunc) {
 	if r.Lease == nil {
 		return
 	}
-	checked := 0 // the tenure under which the lanes may act
+	checked := 0 // the lease under which the lanes may act
 	for {
 		lease := r.Lease.State()
 		again := lookAtLanes
@@ -105,7 +105,7 @@ func (r *Relay) keepLead(ctx context.Context, lanes []*lane.Lane, stop context.C
 				again = 200 * time.Millisecond // Postgres is away once more
 			default:
 				if checked == -1 {
-					r.Log.Info("the lease is held again, and nobody else has led meanwhile", "slot", r.Slot)
+					r.Log.Info("the lease is held again, and no one else has led meanwhile", "slot", r.Slot)
 				}
 				checked = lease.Acquired
 				for _, l := range lanes {
@@ -187,7 +187,7 @@ func (r *Relay) lead(ctx context.Context, s *session) (err error) {
 	if err := r.fence.Lead(ctx, r.Pool, r.holder(), s.key, r.Lease != nil); err != nil {
 		return overtaken(err)
 	}
-	// The session that answers has not ended, so its key was there all the time: nobody has claimed the slot since.
+	// The session that answers has not ended, so its key was there all the time: no one has claimed the slot since.
 	if s.system, err = s.conn.Identify(ctx); err != nil {
 		return err
 	}
@@ -205,7 +205,7 @@ func (r *Relay) evict(ctx context.Context, pid int) error {
 	}
 	application, ended, err := store.EndRelaySession(ctx, r.Pool, pid)
 	if err != nil {
-		return inUse // it has ended by itself, or is nobody's that we may see
+		return inUse // it has ended by itself, or is no one's that we may see
 	}
 	if !ended {
 		return fmt.Errorf("%w, application %q: that is no relay: end it, or choose another slot", inUse, application)
@@ -215,7 +215,7 @@ func (r *Relay) evict(ctx context.Context, pid int) error {
 	return err
 }
 
-// awaitFree looks the slot up until nobody has it. An ended session lets go of the lock a moment before.
+// awaitFree looks the slot up until no one has it. An ended session lets go of the lock a moment before.
 func (r *Relay) awaitFree(ctx context.Context) (*wal.Slot, error) {
 	for deadline := time.Now().Add(evictLimit); ; pause(ctx, 20*time.Millisecond) {
 		slot, err := wal.FindSlot(ctx, r.Pool, r.Slot)

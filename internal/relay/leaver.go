@@ -22,7 +22,7 @@ const (
 // before it left and that it has not had is recorded as owed. It delivers nothing. What is recorded already stays as
 // it is, dead or waiting.
 //
-// It ends deliveries as dead letters end: the WAL is not kept for them, because nobody will pay them from it.
+// It ends deliveries as dead letters end: the WAL is not kept for them, because no one will pay them from it.
 type leaver struct {
 	name    string
 	number  int // in the tracker

@@ -10,7 +10,7 @@ import (
 )
 
 // A subscriber that leaves the configuration is owed what committed before and it has not had; nothing that commits
-// later is for it. Each of these tests ends by losing the slot: whatever is marked then, nobody gets any more.
+// later is for it. Each of these tests ends by losing the slot: whatever is marked then, no one gets any more.
 
 // insertTyped commits an event of a type.
 func insertTyped(db *testdb.DB, id, eventType string) {
@@ -275,7 +275,7 @@ func leaving(t *testing.T, db *testdb.DB) (allow func()) {
 	if got := confirmed(t, db); got >= after.Position.Commit {
 		t.Errorf("confirmed %v, beyond an event that is neither finished nor owed", got)
 	}
-	eventually(t, "the event that nobody else waits for is marked", func() bool { return unmarked(db) == 1 })
+	eventually(t, "the event that no one else waits for is marked", func() bool { return unmarked(db) == 1 })
 	kill()
 	return allow
 }

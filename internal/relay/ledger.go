@@ -42,7 +42,7 @@ func (l *tableLedger) write(ctx context.Context, finished []*ack.Entry, confirm 
 	defer cancel()
 	err = postgres.InTx(ctx, l.pool, func(tx pgx.Tx) error {
 		elsewhere = 0
-		if err := l.fence.Hold(ctx, tx); err != nil {
+		if err := l.fence.HoldTx(ctx, tx); err != nil {
 			return err
 		}
 		for source, table := range l.tables.BySource() {
@@ -74,7 +74,7 @@ func (l *tableLedger) write(ctx context.Context, finished []*ack.Entry, confirm 
 }
 
 // mark marks the rows of events that everybody has finished. A row that another session has locked is kept as one
-// that is still to be marked; one that is not visible yet has to be waited for, because nobody else knows of it.
+// that is still to be marked; one that is not visible yet has to be waited for, because no one else knows of it.
 func (l *tableLedger) mark(ctx context.Context, tx pgx.Tx, table *outbox.Table, finished []*ack.Entry) (outbox.MarkResult, error) {
 	rows := make([]outbox.Marked, len(finished))
 	for i, e := range finished {

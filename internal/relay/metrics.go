@@ -56,7 +56,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	return m
 }
 
-// registerMetrics registers what is computed when somebody looks.
+// registerMetrics registers what is computed when someone looks.
 func (r *Relay) registerMetrics() {
 	r.Registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "walpost_open_bytes", Help: "Size of the events received and not yet recorded as finished.",

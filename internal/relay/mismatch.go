@@ -10,11 +10,11 @@ import (
 	"github.com/backendstart/walpost/internal/wal"
 )
 
-// mended is asked why a stream cannot be read. Rows that were written while their table had another name or
-// lacked a column stay unreadable in the WAL, also after a person has mended the table. Then the stream is of
+// restartIfReadableAgain is asked why a stream cannot be read. Rows that were written while their table had another name or
+// lacked a column stay unreadable in the WAL, also after a person has fixed the table. Then the stream is of
 // no use up to there, and the table has all that it would bring: the slot is made again. While the table is not
 // as it should be, err stands, for the person.
-func (r *Relay) mended(ctx context.Context, err error) error {
+func (r *Relay) restartIfReadableAgain(ctx context.Context, err error) error {
 	var mismatch *dispatch.MismatchError
 	if !errors.As(err, &mismatch) {
 		return err

@@ -575,13 +575,13 @@ func startProcess(server *modelServer, subs []*modelSubscriber, budget int64, pl
 		recorded()
 		others.Wait()
 		if dead.Err() == nil {
-			server.tell(p.tracker.Confirmed())
+			server.setConfirmed(p.tracker.Confirmed())
 		}
 	}()
 	return p
 }
 
-func (s *modelServer) tell(confirmed event.LSN) {
+func (s *modelServer) setConfirmed(confirmed event.LSN) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.confirmed = max(s.confirmed, min(confirmed, s.end))
@@ -598,7 +598,7 @@ func (s *modelServer) stream(ctx context.Context, d *dispatch.Dispatcher, p *mod
 		if plant.confirmsTooFar {
 			confirmed += 4000
 		}
-		s.tell(confirmed)
+		s.setConfirmed(confirmed)
 		s.mu.Lock()
 		for next < len(s.commits) && s.commits[next].commit < begin {
 			next++

@@ -54,7 +54,7 @@ func TestRepair_keepsTheOrderOfATransactionsRows(t *testing.T) {
 	}
 }
 
-// S-96: after a kill, a subscriber is owed the second event of a key, and nobody knows that it has had the first, whose row
+// S-96: after a kill, a subscriber is owed the second event of a key, and no one knows that it has had the first, whose row
 // is not marked because another subscriber still has it in hand. A repair owes it the first again: before the second.
 func TestRelay_repairSendsWhatWasOwedInTheOrderOfTheTable(t *testing.T) {
 	t.Parallel()

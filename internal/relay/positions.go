@@ -208,7 +208,7 @@ func (r *Relay) startPositions(ctx context.Context, s *session) error {
 		}
 	}
 	err := postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) error {
-		if err := r.fence.Hold(ctx, tx); err != nil {
+		if err := r.fence.HoldTx(ctx, tx); err != nil {
 			return err
 		}
 		return r.savePositions(ctx, tx, s, members)
@@ -268,7 +268,7 @@ func (r *Relay) depart(ctx context.Context, name string, at event.Position) erro
 	ctx, cancel := context.WithTimeout(ctx, statementLimit)
 	defer cancel()
 	return postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) error {
-		if err := r.fence.Hold(ctx, tx); err != nil {
+		if err := r.fence.HoldTx(ctx, tx); err != nil {
 			return err
 		}
 		return store.RecordDeparture(ctx, tx, r.Slot, name, at)
@@ -321,7 +321,7 @@ func (r *Relay) recordRetained(ctx context.Context, s *session, subscriber int) 
 	}
 	var rows int64
 	err := postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) (err error) {
-		if err := r.fence.Hold(ctx, tx); err != nil {
+		if err := r.fence.HoldTx(ctx, tx); err != nil {
 			return err
 		}
 		at := event.Position{Epoch: s.epoch, Commit: s.confirmed - 1} // before all that the stream brings

@@ -41,7 +41,7 @@ const (
 // one transaction. It is on the path to the confirm and never on the path to the subscribers.
 //
 // Nothing above walpost.slots.confirmed is ever confirmed. So a slot that stands above it was moved by
-// somebody else, and an unpublished row below the slot was lost and not merely unmarked.
+// someone else, and an unpublished row below the slot was lost and not merely unmarked.
 type recorder struct {
 	ledger  ledger
 	tracker *ack.Tracker
@@ -57,7 +57,7 @@ type recorder struct {
 	recordedAt  time.Time // owned by run
 	positionsAt time.Time // when positions were last written; owned by run
 	dirty       bool      // a delivery ended since then; owned by run
-	elsewhere   sync.Once // said that somebody else marks rows
+	elsewhere   sync.Once // said that someone else marks rows
 
 	unrecorded error // why something finished comes again, once run has ended
 
@@ -79,7 +79,7 @@ type recorder struct {
 type ledger interface {
 	// write marks the rows of what is finished and records the position, and the subscribers' positions where
 	// they are given, in one transaction, or does nothing: with outbox.ErrNotVisible while a row is not there yet.
-	// It returns how many rows somebody else had marked.
+	// It returns how many rows someone else had marked.
 	write(ctx context.Context, finished []*ack.Entry, confirm event.LSN, at *positions) (elsewhere int, err error)
 	// markRows is debt.Store.MarkRows.
 	markRows(ctx context.Context, query debt.MarkQuery) (debt.MarkRound, error)
@@ -270,7 +270,7 @@ func (r *recorder) record(ctx context.Context, last bool) {
 			return
 		}
 		wait := backoff.Wait(failures)
-		// On a busy server a row comes a moment after its event: that is nobody's concern.
+		// On a busy server a row comes a moment after its event: that is no one's concern.
 		moment := errors.Is(err, outbox.ErrNotVisible) && failures < 4
 		if !moment && (failures == 1 || wait > time.Second) {
 			r.log.Warn("cannot record what is finished, will try again; nothing is confirmed meanwhile", "attempt", failures, "wait", wait, "err", err)

@@ -23,7 +23,7 @@ func redrive(t *testing.T, db *testdb.DB, ids ...string) int {
 	errs := make([]error, 2)
 	for i := range outcomes {
 		both.Go(func() {
-			outcomes[i], errs[i] = book(db).Redrive(t.Context(), debt.Filter{Events: ids}, "test", "mended")
+			outcomes[i], errs[i] = book(db).Redrive(t.Context(), debt.Filter{Events: ids}, "test", "fixed")
 		})
 	}
 	both.Wait()

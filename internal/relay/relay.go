@@ -78,7 +78,7 @@ const (
 	Auto      = -1
 )
 
-// wants reports whether events of a source and type go to the subscriber. Nobody can say whether one
+// wants reports whether events of a source and type go to the subscriber. No one can say whether one
 // without a type is wanted: it ends as a dead letter of everybody.
 func (s Subscription) wants(source, eventType string) bool {
 	return s.Filter.Takes(source, eventType) && s.understands(eventType)
@@ -146,7 +146,7 @@ type Relay struct {
 	tracker  *ack.Tracker     // nil before the first session; guarded by mu
 	recorder *recorder        // the same
 	moved    movement         // guarded by mu
-	lost     map[string]int64 // events that nobody can send any more, by subscriber; guarded by mu
+	lost     map[string]int64 // events that no one can send any more, by subscriber; guarded by mu
 
 	reach     *reach
 	strangers []store.Stranger // at the relay's advisory locks; guarded by mu
@@ -192,7 +192,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	return err
 }
 
-// run lives as long as the slot and the database are what they were, then builds everything anew: memory
+// run lives as long as the slot and the database are what they were, then builds everything again: memory
 // yields to the database.
 func (r *Relay) run(ctx context.Context) error {
 	hard, cancel := r.withTimeForStop(ctx)
@@ -432,7 +432,7 @@ func (r *Relay) stream(ctx, hard context.Context, s *session, p *parts) error {
 			return &changed{reason: err.Error(), unreadable: true}
 		}
 		if final(err) != nil {
-			return r.mended(ctx, err)
+			return r.restartIfReadableAgain(ctx, err)
 		}
 		if short++; time.Since(begun) > steady || p.tracker.Received() != from { // it has delivered
 			short = 0

@@ -30,7 +30,7 @@ func (r *Relay) carryOver(ctx context.Context) error {
 func (r *Relay) carryOverOne(ctx context.Context, before, name string) error {
 	var renamed bool
 	err := postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) error {
-		if err := r.fence.Hold(ctx, tx); err != nil {
+		if err := r.fence.HoldTx(ctx, tx); err != nil {
 			return err
 		}
 		had, err := store.HasSubscriber(ctx, tx, r.Slot, before)

@@ -33,7 +33,7 @@ func TestRelay_repairsFromTheTableWhateverBecameOfItsSlot(t *testing.T) {
 	for name, loss := range map[string]slotLoss{
 		"nothing": {func(*testdb.DB) {}, ""},
 		"dropped": {func(db *testdb.DB) { db.Exec(dropSlot, db.Name) }, "again"},
-		"dropped and made again by somebody": {func(db *testdb.DB) {
+		"dropped and made again by someone": {func(db *testdb.DB) {
 			db.Exec(dropSlot, db.Name)
 			insertAll(db, "a", numbered("between", 3))
 			db.Exec(makeSlot, db.Name)
@@ -118,7 +118,7 @@ func wantRepairs(t *testing.T, db *testdb.DB, o relay.Options, kind string) {
 }
 
 // F-10, F-13, F-27, F-53: the publication and its tables are changed under a relay that streams. It notices by
-// itself, mends what it can, and what was not streamed comes from the table.
+// itself, fixes what it can, and what was not streamed comes from the table.
 func TestRelay_repairsWhatHappensToThePublicationWhileItStreams(t *testing.T) {
 	t.Parallel()
 	between := func(db *testdb.DB) { insertAll(db, "a", numbered("between", 3)) }
@@ -327,7 +327,7 @@ func TestRelay_missesNoLateCommitInARepair(t *testing.T) {
 }
 
 // F-36: while a repair or a creation waits for an old transaction, a stop is obeyed at once and leaves no slot that
-// waits for nobody.
+// waits for no one.
 func TestRelay_stopsWhileItWaitsForOldTransactions(t *testing.T) {
 	t.Parallel()
 	db := testdb.On(t, testdb.NewServer(t, nil))
@@ -368,7 +368,7 @@ func TestRelay_stopsWithWordsInsteadOfARepairIfItIsTold(t *testing.T) {
 	}
 }
 
-// A source that is not marked: nobody knows which of its rows were delivered.
+// A source that is not marked: no one knows which of its rows were delivered.
 func TestRelay_asksBeforeItSendsAllRowsOfASourceWithoutMarks(t *testing.T) {
 	t.Parallel()
 	db := testdb.New(t)
@@ -394,7 +394,7 @@ func TestRelay_asksBeforeItSendsAllRowsOfASourceWithoutMarks(t *testing.T) {
 }
 
 // A slot that a DBA has prepared is used and never dropped.
-func TestRelay_adoptsASlotThatSomebodyPrepared(t *testing.T) {
+func TestRelay_adoptsASlotThatSomeonePrepared(t *testing.T) {
 	t.Parallel()
 	db := testdb.On(t, testdb.NewServer(t, smallWAL))
 	insert(db, "before", "a")
@@ -428,7 +428,7 @@ func TestRelay_adoptsASlotThatSomebodyPrepared(t *testing.T) {
 }
 
 // Rows that no subscriber wants are marked with the others: no delivery would ever do that.
-func TestRelay_marksRowsThatWaitedForNobody(t *testing.T) {
+func TestRelay_marksRowsThatWaitedForNoOne(t *testing.T) {
 	t.Parallel()
 	db := testdb.New(t)
 	db.Exec(`INSERT INTO outbox (event_id, event_type, partition_key, payload) VALUES ('unwanted', 'other.type', 'a', '{}')`)

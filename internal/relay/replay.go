@@ -43,7 +43,7 @@ type replayer struct {
 	tables  func() map[string]*outbox.Table
 	tracker *ack.Tracker
 	lanes   []*lane.Lane
-	// reading has a token while nobody reads a page. To find a few rows among millions can take minutes,
+	// reading has a token while no one reads a page. To find a few rows among millions can take minutes,
 	// and the recorder and the debt need the other connections of the pool.
 	reading chan struct{}
 }
@@ -335,7 +335,7 @@ func (w *replayWork) hand(ctx, lanes context.Context, batch []sending) error {
 	if err := w.limiter.WaitN(ctx, len(batch)); err != nil {
 		return errors.Join(err, context.Cause(ctx))
 	}
-	// A stop does not end what is in a handler, but a person who cancels waits for nobody.
+	// A stop does not end what is in a handler, but a person who cancels waits for no one.
 	call, stop := context.WithCancel(lanes)
 	defer stop()
 	defer context.AfterFunc(ctx, func() {

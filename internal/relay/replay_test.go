@@ -111,8 +111,8 @@ func TestReplay_sendsWhatIsChosenAndNothingElse(t *testing.T) {
 		{"by type", replay.Request{Type: "other.type"}, []string{"other"}, 1},
 		{"by time", replay.Request{
 			Since: time.Date(2026, 1, 1, 0, 7, 0, 0, time.UTC), Until: time.Date(2026, 1, 1, 0, 9, 0, 0, time.UTC)}, []string{"b-1", "b-2"}, 2},
-		{"by source and key, with what nobody wants", replay.Request{Source: "lessons", Key: "a"}, append(numbered("a", 5), "other"), 7},
-		{"nothing", replay.Request{Key: "nobody"}, nil, 0},
+		{"by source and key, with what no one wants", replay.Request{Source: "lessons", Key: "a"}, append(numbered("a", 5), "other"), 7},
+		{"nothing", replay.Request{Key: "missing"}, nil, 0},
 	} {
 		before := len(again(sub.Calls()))
 		asked := ask(t, o, test.request)
@@ -188,7 +188,7 @@ func TestReplay_missesNoRowThatCommitsAfterAHigherId(t *testing.T) {
 	r.shutDown()
 }
 
-// Without a published column nobody marks anything: what is finished is known from the stream alone.
+// Without a published column no one marks anything: what is finished is known from the stream alone.
 func TestReplay_ofATableThatIsNeverMarked(t *testing.T) {
 	t.Parallel()
 	db := testdb.New(t)

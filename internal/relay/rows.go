@@ -24,7 +24,7 @@ type recording struct {
 	tables []*outbox.Table
 	// retained takes all rows that the tables have, published or not.
 	retained bool
-	// repair takes all rows of a source that is not marked: nobody knows which of them wait.
+	// repair takes all rows of a source that is not marked: no one knows which of them wait.
 	repair bool
 	// some tells that others want the rows as well: then nothing says of a row that no subscriber wants it.
 	some bool
@@ -120,7 +120,7 @@ func (r *Relay) recordRowsOnce(ctx context.Context, tx pgx.Tx, s *session, o rec
 			case o.retained, o.repair && !table.Marks() && table.Source.RepairAll:
 				read = table.Retained
 			case table.Published == "":
-				r.Log.Warn("the table has no published column, so nobody knows which of its rows wait; none is sent", "source", table.Source.Name)
+				r.Log.Warn("the table has no published column, so no one knows which of its rows wait; none is sent", "source", table.Source.Name)
 				continue
 			}
 			debts.table = table

@@ -70,7 +70,7 @@ var errChangedMeanwhile = errors.New("something has changed meanwhile")
 // waits between attempts to reach Postgres.
 var reconnect = lane.Backoff{Initial: 500 * time.Millisecond, Max: 15 * time.Second}
 
-// waiting is the longest wait while another session has the slot: it may end at any moment, and then nobody
+// waiting is the longest wait while another session has the slot: it may end at any moment, and then no one
 // delivers.
 const waiting = 2 * time.Second
 
@@ -118,7 +118,7 @@ func (r *Relay) openUntilReady(ctx context.Context, open func(context.Context) (
 	}
 }
 
-// final returns err if it is one that no retry mends, and nil otherwise. A message that cannot be
+// final returns err if it is one that no retry fixes, and nil otherwise. A message that cannot be
 // understood is one: it would come again, and nothing after it may be confirmed.
 func final(err error) error {
 	var setup *wal.SetupError
@@ -147,14 +147,14 @@ func final(err error) error {
 //
 // Invariant, with a lease and without, however many relays of the slot there are and wherever one of them is
 // killed, frozen or cut off: from lead on, what the relay knows of the slot and of its record in walpost.slots
-// changes by nobody's hand but its own, or else whatever it does next fails. Two rules make it so.
+// changes by no one's hand but its own, or else whatever it does next fails. Two rules make it so.
 //
 //   - Only the session whose key is recorded in walpost.leader makes, drops and reads the slot, and only its own
 //     commands do so. A key is recorded in place of that of a session that has ended, and with it all that it could
 //     still have done to the slot or confirmed. (claim)
 //   - Only a transaction that holds the term writes the record, the positions or the debt, and the term is raised
 //     only while the own key is recorded. It is held from the transaction's first statement on, so the next leader
-//     waits for its end and reads what it has left: the slot is still as it says, since nobody else could touch it.
+//     waits for its end and reads what it has left: the slot is still as it says, since no one else could touch it.
 //
 // So a relay that lost its session while it recorded the rows may still commit that the slot is ready, and it is; one
 // that comes later finds it fenced. One that was frozen between claim and term does not get the term. A key is never

@@ -60,7 +60,7 @@ func TestRelay_makesNoSlotWhileItCannotStart(t *testing.T) {
 }
 
 // F-24: a creation that broke off leaves at most the slot that the next start takes up. The server notices that
-// nobody waits for it any more, so the next one begins while the transaction that it waits for is still open.
+// no one waits for it any more, so the next one begins while the transaction that it waits for is still open.
 func TestRelay_makesOneSlotHoweverOftenItsCreationBreaksOff(t *testing.T) {
 	t.Parallel()
 	server := testdb.NewServer(t, nil) // a transaction that stays open would hold up the other tests' slots
@@ -100,9 +100,9 @@ func TestRelay_makesOneSlotHoweverOftenItsCreationBreaksOff(t *testing.T) {
 func TestRelay_namesTheSlotsWhenNoneIsFree(t *testing.T) {
 	t.Parallel()
 	db := testdb.On(t, testdb.NewServer(t, map[string]string{"max_replication_slots": "1"}))
-	db.Exec(`SELECT pg_create_physical_replication_slot('somebody_elses')`)
+	db.Exec(`SELECT pg_create_physical_replication_slot('someone_elses')`)
 	r := start(t, options(t, db, subscribertest.Recording()))
-	wantWords(t, r.refused(), "somebody_elses", "max_replication_slots")
+	wantWords(t, r.refused(), "someone_elses", "max_replication_slots")
 	wantNoSlot(t, db)
 }
 

@@ -53,6 +53,6 @@ func (r *Relay) watchSilence(before silence, slot wal.Slot) silence {
 			"and one that does not come back a restart of the server",
 			now.Sub(look.heard).Round(time.Second), look.end-after.first.end, look.pid)
 	}
-	r.tell(&r.silent, problem)
+	r.setProblem(&r.silent, problem)
 	return after
 }

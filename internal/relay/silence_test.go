@@ -26,7 +26,7 @@ func TestSilence_isThatOfASenderWithoutASignOfWork(t *testing.T) {
 		"spills a transaction":   {func(n int) senderLook { l := growing(n); l.activity = at(n).String(); return l }, 0},
 		"sends":                  {func(n int) senderLook { l := growing(n); l.heard = at(n); return l }, 0},
 		"another session":        {func(n int) senderLook { l := growing(n); l.pid = 7 + n/10; return l }, 0},
-		"nobody reads":           {func(n int) senderLook { l := growing(n); l.pid = 0; return l }, 0},
+		"no one reads":           {func(n int) senderLook { l := growing(n); l.pid = 0; return l }, 0},
 		"works now and then":     {func(n int) senderLook { l := growing(n); l.heard = at(n / 4 * 4); return l }, 0},
 		"froze in the 10th look": {func(n int) senderLook { l := growing(n); l.heard = at(min(n, 10)); return l }, 50 * time.Second},
 	} {

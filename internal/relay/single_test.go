@@ -45,7 +45,7 @@ var builds = map[string]struct {
 }
 
 // F-30: two relays of a slot that know nothing of each other. The second starts while the first records the rows that
-// wait, and waits for it. What the first has built the second uses, and builds anew what it has not.
+// wait, and waits for it. What the first has built the second uses, and builds again what it has not.
 func TestRelay_oneOfTwoBuildsAndTheOtherWaits(t *testing.T) {
 	t.Parallel()
 	server := testdb.NewServer(t, nil) // transactions that stay open would hold up the other tests' slots
@@ -238,7 +238,7 @@ func TestRelay_oneOfSeveralThatStartTogetherLeads(t *testing.T) {
 }
 
 // A process that was frozen while it built and wakes after another one has led writes nothing of what it has found
-// before; it begins anew.
+// before; it begins again.
 func TestRelay_writesNothingOfASlotUnderATermThatIsOver(t *testing.T) {
 	t.Parallel()
 	server := testdb.NewServer(t, nil)

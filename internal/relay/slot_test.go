@@ -10,7 +10,7 @@ import (
 	"github.com/backendstart/walpost/internal/testdb"
 )
 
-// F-15: the slot outlives every connection, and stays while nobody reads it.
+// F-15: the slot outlives every connection, and stays while no one reads it.
 func TestRelay_makesAPermanentSlotAndKeepsIt(t *testing.T) {
 	t.Parallel()
 	db := testdb.New(t)

@@ -477,8 +477,8 @@ func (w *smallWorld) choices() []string {
 	return steps
 }
 
-// take does one step and checks the invariants.
-func (w *smallWorld) take(step string) {
+// doStep does one step and checks the invariants.
+func (w *smallWorld) doStep(step string) {
 	w.steps = append(w.steps, step)
 	l := w.life
 	switch step {
@@ -520,12 +520,12 @@ func (w *smallWorld) take(step string) {
 	case "crash", "crash, and the server is told":
 		w.end()
 		if step != "crash" {
-			w.server.tell(w.confirmed())
+			w.server.setConfirmed(w.confirmed())
 		}
 		w.begin("a", "b")
 	case "crash, and b leaves":
 		w.end()
-		w.server.tell(w.confirmed())
+		w.server.setConfirmed(w.confirmed())
 		w.begin("a")
 	default:
 		if strings.HasPrefix(step, "the stream") {
@@ -662,7 +662,7 @@ func (w *smallWorld) finish() {
 		synctest.Wait()
 		for n := 0; n < 30 && w.takeFirst(); n++ {
 		}
-		w.take("the recorder takes what is left")
+		w.doStep("the recorder takes what is left")
 		for n := 0; n < 30 && w.takeFirst(); n++ {
 		}
 	}
@@ -671,7 +671,7 @@ func (w *smallWorld) finish() {
 func (w *smallWorld) takeFirst() bool {
 	for _, choice := range w.choices() {
 		if !strings.HasPrefix(choice, "crash") && !strings.HasPrefix(choice, "a person") && choice != "the recorder takes" {
-			w.take(choice)
+			w.doStep(choice)
 			return true
 		}
 	}
@@ -747,7 +747,7 @@ func search(s *scope) (f found) {
 		w := newSmallWorld(s, m)
 		f.worlds++
 		for _, step := range path {
-			w.take(step)
+			w.doStep(step)
 		}
 		for len(w.broken) == 0 {
 			state := w.hash(seed)
@@ -769,7 +769,7 @@ func search(s *scope) (f found) {
 				break
 			}
 			branches = branches[:len(branches)-1] // the last one is gone on with here
-			w.take(choices[len(choices)-1])
+			w.doStep(choices[len(choices)-1])
 		}
 		f.steps += len(w.steps)
 		f.broken, f.history = w.broken, w.steps

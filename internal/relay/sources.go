@@ -42,7 +42,7 @@ func (r *Relay) carryOverSources(ctx context.Context, s *session) error {
 		}
 	}
 	err := postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) error {
-		if err := r.fence.Hold(ctx, tx); err != nil {
+		if err := r.fence.HoldTx(ctx, tx); err != nil {
 			return err
 		}
 		for _, rename := range []func(context.Context, pgx.Tx, string, map[string]string) error{

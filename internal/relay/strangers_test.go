@@ -51,7 +51,7 @@ func intrude(t *testing.T, db *testdb.DB, application string, guesses ...string)
 		db.Exec(`DROP ROLE ` + role)
 	})
 	for _, guess := range guesses {
-		in.take(ctx, `SELECT pg_advisory_lock(`+guess+`)`)
+		in.waitForLock(ctx, `SELECT pg_advisory_lock(`+guess+`)`)
 	}
 	looking, err := pgx.Connect(ctx, in.dsn)
 	if err != nil {
@@ -75,7 +75,7 @@ func intrude(t *testing.T, db *testdb.DB, application string, guesses ...string)
 			for _, lock := range locks {
 				if !seen[lock] {
 					seen[lock] = true
-					in.take(ctx, lock)
+					in.waitForLock(ctx, lock)
 				}
 			}
 			time.Sleep(20 * time.Millisecond)
@@ -84,8 +84,8 @@ func intrude(t *testing.T, db *testdb.DB, application string, guesses ...string)
 	return in
 }
 
-// take lets a session of its own wait for a lock, and hold it then.
-func (in *intruder) take(ctx context.Context, lock string) {
+// waitFor lets a session of its own wait for a lock, and hold it then.
+func (in *intruder) waitForLock(ctx context.Context, lock string) {
 	conn, err := pgx.Connect(ctx, in.dsn)
 	if err != nil {
 		if ctx.Err() == nil {

@@ -46,7 +46,7 @@ func TestRelay_saysWhereItIsStuckAndTheWayOutOfIt(t *testing.T) {
 	if got := metric(t, o, "walpost_stuck", ""); got != 1 {
 		t.Errorf("walpost_stuck is %v, want 1", got)
 	}
-	// Between its attempts nobody reads the slot.
+	// Between its attempts no one reads the slot.
 	eventually(t, "the slot is dropped, as it says", func() bool {
 		_, err := db.Pool.Exec(t.Context(), `SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1`, db.Name)
 		return err == nil

@@ -222,7 +222,7 @@ func TestRelay_makesOneEventOfEachInsertAndNoneOfUpdatesAndDeletes(t *testing.T)
 	t.Parallel()
 	db := testdb.New(t)
 	db.Exec(`CREATE TABLE facts (id text PRIMARY KEY, type text NOT NULL, partition_key text, payload jsonb, published_at timestamptz)`)
-	// Somebody else's publication carries everything.
+	// Someone else's publication carries everything.
 	db.Exec(`CREATE PUBLICATION walpost FOR TABLE facts`)
 	sub := keeping(nil)
 	r := streaming(t, oneSource(options(t, db, sub), &outbox.Source{Name: "facts", Schema: "public", Table: "facts", Mark: true}))

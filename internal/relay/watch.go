@@ -70,7 +70,7 @@ func (r *Relay) refreshTables(ctx context.Context, ledger *tableLedger) {
 		}
 		before := known[source.Name]
 		if before != nil && before.Marks() && !table.Marks() {
-			return // a mark that fails says that the column is gone; without one nobody would
+			return // a mark that fails says that the column is gone; without one no one would
 		}
 		table.OnReplaced = func(rows int) { r.noteReplaced(source.Name, rows) }
 		tables = append(tables, table)
@@ -115,7 +115,7 @@ func (r *Relay) heldBack(by string, before hold) hold {
 		problem = fmt.Sprintf("the server sends no event before the standbys of synchronized_standby_slots (%s) have it, and one of them does not move: "+
 			"bring it back, or take it off that setting and reload; walpost doctor says which", by)
 	}
-	r.tell(&r.held, problem)
+	r.setProblem(&r.held, problem)
 	return now
 }
 
@@ -162,7 +162,7 @@ func (r *Relay) replaceFingerprint(ctx context.Context, before, now store.Finger
 		return nil
 	}
 	err := postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) error {
-		if err := r.fence.Hold(ctx, tx); err != nil {
+		if err := r.fence.HoldTx(ctx, tx); err != nil {
 			return err
 		}
 		return store.WriteFingerprint(ctx, tx, r.Slot, now)
@@ -173,10 +173,10 @@ func (r *Relay) replaceFingerprint(ctx context.Context, before, now store.Finger
 	return err
 }
 
-func (r *Relay) setTrouble(trouble string) { r.tell(&r.trouble, trouble) }
+func (r *Relay) setTrouble(trouble string) { r.setProblem(&r.trouble, trouble) }
 
-// tell replaces a problem that Health shows, and logs it once.
-func (r *Relay) tell(shown *string, problem string) {
+// setProblem replaces a problem that Health shows, and logs it once.
+func (r *Relay) setProblem(shown *string, problem string) {
 	r.mu.Lock()
 	before := *shown
 	*shown = problem

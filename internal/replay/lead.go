@@ -100,7 +100,7 @@ func (s *Store) Save(ctx context.Context, fence *store.Fence, r *Replay) error {
 	}
 	var state State
 	err = postgres.InTx(ctx, s.pool, func(tx pgx.Tx) error {
-		if err := fence.Hold(ctx, tx); err != nil {
+		if err := fence.HoldTx(ctx, tx); err != nil {
 			return err
 		}
 		return tx.QueryRow(ctx, `

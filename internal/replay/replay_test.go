@@ -96,7 +96,7 @@ func TestAsk_refusesWhatCannotBeMeant(t *testing.T) {
 			t.Errorf("%+v: estimated with %v, want it refused", test.request, err)
 		}
 	}
-	if _, err := store.Ask(t.Context(), replay.Request{Subscriber: "no one", Key: "k"}, 0, "ada", "why"); !errors.Is(err, recorded.ErrNoSubscriber) {
+	if _, err := store.Ask(t.Context(), replay.Request{Subscriber: "missing", Key: "k"}, 0, "ada", "why"); !errors.Is(err, recorded.ErrNoSubscriber) {
 		t.Errorf("got %v, want ErrNoSubscriber", err)
 	}
 	if n := db.Int(`SELECT (SELECT count(*) FROM walpost.replays) + (SELECT count(*) FROM walpost.audit)`); n != 0 {

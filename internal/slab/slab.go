@@ -37,8 +37,8 @@ func (s *Of[T]) Slice(n, bytes int) []T {
 // Bytes makes byte slices, zero as from make. The zero Bytes is ready. It is not safe for concurrent use.
 type Bytes struct{ free []byte }
 
-// Take returns n bytes, with no room to append.
-func (s *Bytes) Take(n int) []byte {
+// TakeBytes returns n bytes, with no room to append.
+func (s *Bytes) TakeBytes(n int) []byte {
 	if n >= Large {
 		return make([]byte, n)
 	}

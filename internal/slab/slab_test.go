@@ -24,7 +24,7 @@ func TestOf_givesZeroValuesThatAreApart(t *testing.T) {
 func TestBytes_giveRoomThatIsApart(t *testing.T) {
 	var b slab.Bytes
 	for _, n := range []int{0, 1, slab.Large - 1, slab.Large, 1 << 20} {
-		got := b.Take(n)
+		got := b.TakeBytes(n)
 		if len(got) != n || cap(got) != n {
 			t.Errorf("Take(%d) has %d bytes and room for %d", n, len(got), cap(got))
 		}
@@ -36,7 +36,7 @@ func TestSlabs_costAFractionOfAnAllocation(t *testing.T) {
 	var b slab.Bytes
 	allocations := testing.AllocsPerRun(1000, func() {
 		_ = s.New(100)
-		_ = b.Take(100)
+		_ = b.TakeBytes(100)
 	})
 	if allocations > 0.5 {
 		t.Errorf("%v allocations a pair, want at most 0.5", allocations)

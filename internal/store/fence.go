@@ -155,8 +155,8 @@ func (f *Fence) Check(ctx context.Context, pool *postgres.Pool) error {
 	return f.check(ctx, pool, `SELECT term, %s FROM walpost.leader WHERE slot = $1`, f.slot)
 }
 
-// Hold makes the transaction part of the leadership, or returns ErrFenced or ErrChanged.
-func (f *Fence) Hold(ctx context.Context, tx pgx.Tx) error {
+// HoldTx makes the transaction part of the leadership, or returns ErrFenced or ErrChanged.
+func (f *Fence) HoldTx(ctx context.Context, tx pgx.Tx) error {
 	return f.check(ctx, tx, `SELECT term, %s FROM walpost.fence WHERE slot = $1 AND n = $3 FOR SHARE`, f.slot, fenceRow(tx))
 }
 

@@ -16,7 +16,7 @@ import (
 const slot = "s"
 
 // A record that goes back says that the database has, unless it is the relay that has begun it again.
-func TestFence_knowsARecordThatBeginsAnewFromADatabaseThatHasGoneBack(t *testing.T) {
+func TestFence_knowsARecordThatBeginsAgainFromADatabaseThatHasGoneBack(t *testing.T) {
 	t.Parallel()
 	db := testdb.New(t)
 	db.Exec(`INSERT INTO walpost.slots (slot, system_id, timeline, confirmed, state) VALUES ($1, '1', 1, '0/500', 'ready')`, slot)
@@ -62,7 +62,7 @@ func TestFence_leadsWithWhatTheLastLeadershipHasWrittenLast(t *testing.T) {
 	}
 	led := make(chan error, 1)
 	err := postgres.InTx(t.Context(), db.Pinned, func(tx pgx.Tx) error {
-		if err := last.Hold(t.Context(), tx); err != nil {
+		if err := last.HoldTx(t.Context(), tx); err != nil {
 			return err
 		}
 		go func() { led <- next.Lead(t.Context(), db.Pinned, "next", 0, false) }()
@@ -114,7 +114,7 @@ func TestFence_makesNoMultixact(t *testing.T) {
 				for n := range 50 {
 					err := postgres.InTx(t.Context(), pool, func(tx pgx.Tx) error {
 						if n%2 == 0 {
-							if err := fence.Hold(t.Context(), tx); err != nil {
+							if err := fence.HoldTx(t.Context(), tx); err != nil {
 								return err
 							}
 						}

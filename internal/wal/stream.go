@@ -142,7 +142,7 @@ func (s *stream) read(ctx context.Context) error {
 		look := now != s.looked || s.conn.reads.empty()
 		if look {
 			s.looked = now
-			if err := s.tellIfDue(now); err != nil {
+			if err := s.sendStatusIfDue(now); err != nil {
 				return err
 			}
 		}
@@ -168,7 +168,7 @@ func (s *stream) read(ctx context.Context) error {
 			}
 			return fmt.Errorf("%w: %w", ErrConnection, err)
 		}
-		if err := s.take(message); err != nil {
+		if err := s.handleMessage(message); err != nil {
 			return err
 		}
 	}
@@ -180,8 +180,8 @@ func (s *stream) handOver() {
 	s.Metrics.handedOver()
 }
 
-// take handles one message of the server.
-func (s *stream) take(message pgproto3.BackendMessage) error {
+// handleMessage handles one message of the server.
+func (s *stream) handleMessage(message pgproto3.BackendMessage) error {
 	switch m := message.(type) {
 	case *pgproto3.CopyData:
 		now := s.conn.reads.at
@@ -264,8 +264,8 @@ func (s *stream) takeCopyData(data []byte, now time.Time) error {
 	}
 }
 
-// tellIfDue sends the status when the server asked, when the confirmed LSN moved, or when it is time.
-func (s *stream) tellIfDue(now time.Time) error {
+// sendStatusIfDue sends the status when the server asked, when the confirmed LSN moved, or when it is time.
+func (s *stream) sendStatusIfDue(now time.Time) error {
 	since := now.Sub(s.lastStatus)
 	switch {
 	case s.asked && since >= answerInterval,
@@ -273,14 +273,14 @@ func (s *stream) tellIfDue(now time.Time) error {
 		since >= movedInterval && s.Confirmer.Confirmed() > s.sent:
 		// Without a request the server sends no keepalive while it reads WAL that is not for us, and
 		// the position would stand still for gigabytes.
-		return s.tell(now, s.lastHeard.Before(s.lastStatus))
+		return s.sendStatus(now, s.lastHeard.Before(s.lastStatus))
 	}
 	return nil
 }
 
-// tell sends the status now. All three positions are set: pglogrepl fills a zero flush or apply
+// sendStatus sends the status now. All three positions are set: pglogrepl fills a zero flush or apply
 // position from the write position, which would confirm events that no one has handled.
-func (s *stream) tell(now time.Time, wantReply bool) error {
+func (s *stream) sendStatus(now time.Time, wantReply bool) error {
 	s.sent = max(s.sent, s.Confirmer.Confirmed())
 	position := pglogrepl.LSN(s.sent)
 	// By a clock that is read now: after a pause of the process the last read may be long ago.
@@ -300,7 +300,7 @@ func (s *stream) tell(now time.Time, wantReply bool) error {
 	return nil
 }
 
-// nextStatus is when tellIfDue may next have something to do.
+// nextStatus is when sendStatusIfDue may next have something to do.
 func (s *stream) nextStatus() time.Time {
 	switch {
 	case s.asked:
@@ -378,7 +378,7 @@ func (s *stream) drain() error {
 			return s.leave()
 		case <-timer.C:
 		}
-		if err := s.tellIfDue(time.Now()); err != nil {
+		if err := s.sendStatusIfDue(time.Now()); err != nil {
 			return err
 		}
 	}
@@ -388,7 +388,7 @@ func (s *stream) drain() error {
 // known to have arrived.
 func (s *stream) leave() error {
 	now := time.Now()
-	if err := s.tell(now, false); err != nil {
+	if err := s.sendStatus(now, false); err != nil {
 		return err
 	}
 	_ = s.conn.pg.Conn().SetDeadline(now.Add(statusInterval))

@@ -104,7 +104,7 @@ func TestWebhook_isTheSameAtEachAttemptButForItsNumber(t *testing.T) {
 }
 
 // F-57: a receiver that refuses signatures older than five minutes, and is away for a quarter of an hour.
-func TestWebhook_signsEachAttemptAnew(t *testing.T) {
+func TestWebhook_signsEachAttemptAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var requests []received
 		server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {

@@ -262,7 +262,7 @@ func batchNamesOnlyTheBadOne(t *testing.T, b *bench) {
 	good := lessons(6)
 	want := b.oneByOne(t, append(good[:2:2], good[3:]...))
 	batch := lessons(6)
-	batch[2] = withPayload(2, []byte(`{"user_id": "no one"}`))
+	batch[2] = withPayload(2, []byte(`{"user_id": "missing"}`))
 	err := b.batch().HandleBatch(t.Context(), batch)
 	var partial *subscriber.BatchError
 	if !errors.As(err, &partial) {

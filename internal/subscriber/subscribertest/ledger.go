@@ -126,20 +126,20 @@ func (f *Fake) Handle(ctx context.Context, delivery subscriber.Delivery) error {
 		EventID: delivery.ID, Key: delivery.Key, Attempt: delivery.Attempt, Term: delivery.Term,
 		Replay: delivery.Replay, Payload: string(delivery.Payload), At: time.Now(),
 	})
-	f.tell()
+	f.wakeWaitersLocked()
 	f.mu.Unlock()
 
 	err := f.handle(ctx, delivery)
 
 	f.mu.Lock()
 	f.calls[n].Done, f.calls[n].Err = true, err
-	f.tell()
+	f.wakeWaitersLocked()
 	f.mu.Unlock()
 	return err
 }
 
-// tell wakes who waits; mu is held.
-func (f *Fake) tell() {
+// wakeWaitersLocked wakes those who wait.
+func (f *Fake) wakeWaitersLocked() {
 	close(f.changed)
 	f.changed = make(chan struct{})
 }

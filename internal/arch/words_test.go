@@ -1,0 +1,179 @@
+package arch
+
+import (
+	_ "embed"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"unicode"
+)
+
+//go:embed words.txt
+var wordList string
+
+// notOurWords are the places where one of the words is a name that is not ours.
+var notOurWords = map[string]string{
+	"internal/pgserver/system.go":         "nobody", // the Unix user
+	"internal/doctor/pooler_real_test.go": "nobody",
+}
+
+// refusedWords are the refused words with what to write instead, and the refused whole names of functions.
+func refusedWords() (words map[string]string, functions []string) {
+	words = make(map[string]string)
+	for line := range strings.Lines(wordList) {
+		word, instead, _ := strings.Cut(strings.TrimSpace(line), " ")
+		switch {
+		case word == "" || word == "#":
+		case word == "func":
+			functions = append(functions, strings.TrimSpace(instead))
+		default:
+			words[word] = strings.TrimSpace(instead)
+		}
+	}
+	return words, functions
+}
+
+// splitWords splits text at everything that is no letter, before each capital that follows a small letter, and before
+// one that a small letter follows.
+func splitWords(text string) []string {
+	var words []string
+	letters := []rune(text)
+	start := -1
+	end := func(at int) {
+		if start >= 0 {
+			words = append(words, string(letters[start:at]))
+		}
+		start = -1
+	}
+	for i, r := range letters {
+		if !unicode.IsLetter(r) {
+			end(i)
+			continue
+		}
+		followed := i+1 < len(letters) && unicode.IsLower(letters[i+1])
+		if start >= 0 && unicode.IsUpper(r) && (unicode.IsLower(letters[i-1]) || followed) {
+			end(i)
+		}
+		if start < 0 {
+			start = i
+		}
+	}
+	end(len(letters))
+	return words
+}
+
+// refused returns the word of the list that word is, with or without an ending.
+func refused(words map[string]string, word string) (string, bool) {
+	word = strings.ToLower(word)
+	for _, ending := range []string{"", "s", "ed", "ing"} {
+		stem, has := strings.CutSuffix(word, ending)
+		if _, is := words[stem]; has && is {
+			return stem, true
+		}
+	}
+	return "", false
+}
+
+// textsBelow calls see with each file of the repository that people read: code, SQL, docs, scripts and settings.
+func textsBelow(t *testing.T, root string, see func(file, text string)) {
+	t.Helper()
+	err := filepath.WalkDir(root, func(file string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		name := filepath.ToSlash(strings.TrimPrefix(file, root+string(filepath.Separator)))
+		if entry.IsDir() {
+			if name == ".git" || name == "bin" || entry.Name() == "node_modules" {
+				return filepath.SkipDir
+			}
+			return nil
+		}
+		if !slices.Contains([]string{".go", ".sql", ".md", ".sh", ".yml", ".yaml", ".txt", ".html", ".tmpl"}, path.Ext(name)) &&
+			!slices.Contains([]string{"Makefile", "Dockerfile", "run"}, entry.Name()) {
+			return nil
+		}
+		text, err := os.ReadFile(file)
+		see(name, string(text))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestWords_areTheFieldsOwn(t *testing.T) {
+	words, _ := refusedWords()
+	textsBelow(t, filepath.Join("..", ".."), func(file, text string) {
+		if strings.HasPrefix(file, "internal/arch/words") {
+			return
+		}
+		n := 0
+		for line := range strings.Lines(text) {
+			n++
+			for _, word := range splitWords(line) {
+				if stem, is := refused(words, word); is && notOurWords[file] != stem {
+					t.Errorf("%s:%d says %q; plainer: %s", file, n, word, words[stem])
+				}
+			}
+		}
+	})
+}
+
+func TestFunctions_sayWhatTheyDoToWhat(t *testing.T) {
+	_, names := refusedWords()
+	textsBelow(t, filepath.Join("..", ".."), func(file, text string) {
+		if path.Ext(file) != ".go" {
+			return
+		}
+		parsed, err := parser.ParseFile(token.NewFileSet(), file, text, parser.SkipObjectResolution)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		for _, decl := range parsed.Decls {
+			if function, is := decl.(*ast.FuncDecl); is && slices.Contains(names, strings.ToLower(function.Name.Name)) {
+				t.Errorf("%s: the whole name of a function is %s: name its effect and its object", file, function.Name.Name)
+			}
+		}
+	})
+}
+
+func TestSplitWords(t *testing.T) {
+	got := splitWords("errNobody mend_it TestX_saysAnew (exams) HTTPServer forANewOne")
+	want := []string{"err", "Nobody", "mend", "it", "Test", "X", "says", "Anew", "exams", "HTTP", "Server", "for", "A", "New", "One"}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func TestRefused_knowsEndings(t *testing.T) {
+	words, _ := refusedWords()
+	for word, want := range map[string]bool{
+		"mended": true, "Gulps": true, "nobody": true, "recommend": false, "hogwash": false, "example": false, "mendable": false,
+	} {
+		if _, is := refused(words, word); is != want {
+			t.Errorf("%q: refused %v, want %v", word, is, want)
+		}
+	}
+}
+
+// The words of our own stand in one short list, so that a newcomer learns them in a minute.
+func TestGlossary_isShort(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "ARCHITECTURE.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, found := strings.Cut(string(text), "## Words\n")
+	glossary, _, _ := strings.Cut(rest, "\n## ")
+	entries := strings.Count(glossary, "\n| ") - 2 // the head of the table and the line below it
+	if !found || entries < 1 || entries > 28 {
+		t.Errorf("the glossary has %d words, want 1 to 28", entries)
+	}
+}
