@@ -422,9 +422,8 @@ func (l *Lane) addressLocked(c *call) {
 		if it.dead {
 			continue
 		}
-		d := subscriber.Delivery{Event: it.ev, Attempt: it.attempts() + 1, Term: term}
-		it.origin.label(&d)
-		c.deliveries = append(c.deliveries, d)
+		c.deliveries = append(c.deliveries, subscriber.Delivery{Event: it.ev, Attempt: it.attempts() + 1, Term: term})
+		it.origin.label(&c.deliveries[len(c.deliveries)-1]) // in its place: a variable would be allocated
 	}
 }
 
