@@ -29,9 +29,9 @@ func refusedWords() (words map[string]string, functions []string) {
 	words = make(map[string]string)
 	for line := range strings.Lines(wordList) {
 		word, instead, _ := strings.Cut(strings.TrimSpace(line), " ")
-		switch {
-		case word == "" || word == "#":
-		case word == "func":
+		switch word {
+		case "", "#":
+		case "func":
 			functions = append(functions, strings.TrimSpace(instead))
 		default:
 			words[word] = strings.TrimSpace(instead)

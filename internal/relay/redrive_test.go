@@ -156,7 +156,7 @@ func TestRelay_confirmsAlthoughAnOldDeadLetterIsRedrivenInVain(t *testing.T) {
 	})
 	redrive(t, db, "old")
 	eventually(t, "it fails again", func() bool {
-		return slices.ContainsFunc(sub.Calls(), func(c subscribertest.Call) bool { return c.EventID == "old" && c.Err == errAway })
+		return slices.ContainsFunc(sub.Calls(), func(c subscribertest.Call) bool { return c.EventID == "old" && errors.Is(c.Err, errAway) })
 	})
 	insert(db, "live", "b")
 	eventually(t, "the slot has passed what is live", confirmedPast(db, db.Text(`SELECT pg_current_wal_insert_lsn()::text`)))

@@ -198,7 +198,7 @@ func (m *Memory) Dead(ctx context.Context, subscriber string, letter lane.Owed) 
 	return nil
 }
 
-// RecordRows, RecordDead, MarkLater and Commits are those of debt.Store, for a repair. There is no transaction
+// RecordRows is that of debt.Store, as are RecordDead, MarkLater and Commits: for a repair. There is no transaction
 // here: tx may be nil, and FailNext, which would end the transaction, is of the other calls.
 func (m *Memory) RecordRows(_ context.Context, _ pgx.Tx, subscriber string, owed []lane.Owed) error {
 	m.mu.Lock()
