@@ -213,7 +213,7 @@ func (l *Lane) settleKeyLocked(items []*item, outcome []error, suspended bool, n
 		switch {
 		case it.abandoned: // recorded as owed meanwhile; it is sent again from there
 			continue
-		case it.recorded != "" && err != nil && !it.finished:
+		case it.recorded != notRecorded && err != nil && !it.finished:
 			l.endRecordedLocked(it, it.recorded)
 			failed = true
 			continue

@@ -20,8 +20,28 @@ type item struct {
 	// abandoned: recorded as owed while its handler did not return; what the handler says is ignored.
 	abandoned bool
 	// recorded: the debt had the live delivery already when that was looked up, while it was in its handler. If the
-	// handler fails the debt goes on with it, or it is dead. "" for nearly all.
-	recorded State
+	// handler fails the debt goes on with it, or it is dead.
+	recorded recordedAs
+}
+
+// recordedAs is a State in one byte: a window full of items is to be small.
+type recordedAs uint8
+
+const (
+	notRecorded recordedAs = iota // so nearly all
+	recordedWaiting
+	recordedEnded // dead or paid
+)
+
+func recordedIn(state State) recordedAs {
+	switch state {
+	case "":
+		return notRecorded
+	case StateWaiting:
+		return recordedWaiting
+	case StateDead, StatePaid:
+	}
+	return recordedEnded
 }
 
 // failure is how an item has failed. Most never do, and a window full of items is to be small.

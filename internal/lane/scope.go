@@ -66,7 +66,7 @@ func (l *Lane) admitLocked(n int, known map[*item]Recorded) {
 	for _, it := range s.unchecked[:n] {
 		switch recorded, ok := known[it]; {
 		case ok:
-			l.endRecordedLocked(it, recorded.State)
+			l.endRecordedLocked(it, recordedIn(recorded.State))
 			l.oweKeyLocked(it, recorded.State)
 		case l.inScopeLocked(it):
 			l.holdItemLocked(it)
@@ -129,7 +129,7 @@ func (l *Lane) yieldToDebtLocked(known map[*item]Recorded) {
 	recorded := func(it *item) bool {
 		r, ok := known[it]
 		if ok {
-			l.endRecordedLocked(it, r.State)
+			l.endRecordedLocked(it, recordedIn(r.State))
 		}
 		return ok
 	}
@@ -147,7 +147,7 @@ func (l *Lane) yieldToDebtLocked(known map[*item]Recorded) {
 	s.held = slices.DeleteFunc(s.held, recorded)
 	for c := range l.calls {
 		for _, it := range c.items {
-			it.recorded = known[it].State
+			it.recorded = recordedIn(known[it].State)
 		}
 	}
 	for it, r := range known {
@@ -158,9 +158,9 @@ func (l *Lane) yieldToDebtLocked(known map[*item]Recorded) {
 }
 
 // endRecordedLocked ends a live delivery that the debt has already: it is sent from there, or not at all.
-func (l *Lane) endRecordedLocked(it *item, state State) {
+func (l *Lane) endRecordedLocked(it *item, as recordedAs) {
 	l.held--
-	if state != StateWaiting { // dead, or paid: finished
+	if as == recordedEnded { // finished
 		l.acks.Finish(ack.End{Delivery: it.delivery(), Dead: true})
 		return
 	}
@@ -315,7 +315,7 @@ func (l *Lane) abandonOverdueLocked() {
 		for _, it := range c.items {
 			switch {
 			case !it.isLive() || it.abandoned || it.finished:
-			case it.recorded != "":
+			case it.recorded != notRecorded:
 				it.abandoned = true
 				l.endRecordedLocked(it, it.recorded)
 			case l.inScopeLocked(it):
@@ -337,7 +337,7 @@ func (l *Lane) liveAtWorkLocked() bool {
 			continue
 		}
 		for _, it := range c.items {
-			if it.isLive() && (it.recorded != "" || l.inScopeLocked(it)) {
+			if it.isLive() && (it.recorded != notRecorded || l.inScopeLocked(it)) {
 				return true
 			}
 		}
