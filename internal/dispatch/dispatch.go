@@ -371,6 +371,7 @@ func (d *Dispatcher) source(name string) *source {
 	from := d.sources[name]
 	if from == nil {
 		from = &source{name, d.metrics.received.WithLabelValues(name), make(map[string][]int)}
+		d.metrics.passedOver.WithLabelValues(name) // it stands at 0 before its table can leave
 		d.sources[name] = from
 	}
 	return from
