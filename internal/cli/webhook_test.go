@@ -170,7 +170,8 @@ func TestProgram_keepsWebhooksApart(t *testing.T) {
 	waitFor(t, "the one that hangs to be owed everything", func() bool {
 		return db.Int(`SELECT count(*) FROM walpost.owed WHERE subscriber = 'hangs' AND state = 'waiting'`) == int64(len(ids))
 	})
-	if got := len(gone.got()); got > 8 {
+	// A call of each worker, and probes while the pause is being written: by far not one for each of the 30 events.
+	if got := len(gone.got()); got > 16 {
 		t.Errorf("a receiver that answered 410 got %d requests", got)
 	}
 }

@@ -199,7 +199,7 @@ func TestV1_refusesWhatCannotBeMeant(t *testing.T) {
 		{"GET", "/v1/owed?since=yesterday", "", 400, "since"},
 		{"GET", "/v1/owed?limit=0", "", 400, "from 1 to 1000"},
 		{"GET", "/v1/owed/e9", "", 404, "owed to no one"},
-		{"POST", "/v1/subscribers/no one/pause", `{}`, 404, "no subscriber"},
+		{"POST", "/v1/subscribers/missing/pause", `{}`, 404, "no subscriber"},
 		{"POST", "/v1/subscribers/analytics/pause", ``, 400, "body"},
 		{"POST", "/v1/owed/discard", `{"subscriber": "analytics"}`, 400, "why"},
 		{"POST", "/v1/owed/discard", `{"why": "x"}`, 400, "chooses everything"},

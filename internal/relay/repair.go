@@ -101,13 +101,13 @@ func (r *Relay) logPlan(plan slot.Plan) {
 	case plan.Kind == slot.Stream:
 		return
 	case plan.Second:
-		r.Log.Info("the second pass over the tables: every transaction that the repair had to wait for has ended", "slot", r.Slot, "plan", plan)
+		r.Log.Info("the second pass over the tables: every transaction that the repair had to wait for has ended", "slot", r.Slot, "plan", plan.String())
 		return
 	case plan.Repairs() && !plan.Adopt:
 		r.setState(Repairing, &changed{reason: plan.Reason})
-		r.Log.Warn("the stream may have a hole; repairing it from the table", "slot", r.Slot, "kind", plan.Kind, "reason", plan.Reason, "plan", plan)
+		r.Log.Warn("the stream may have a hole; repairing it from the table", "slot", r.Slot, "kind", plan.Kind, "reason", plan.Reason, "plan", plan.String())
 	default:
-		r.Log.Info("preparing the slot", "slot", r.Slot, "reason", plan.Reason, "plan", plan)
+		r.Log.Info("preparing the slot", "slot", r.Slot, "reason", plan.Reason, "plan", plan.String())
 	}
 	for _, source := range plan.LostMessages {
 		r.Log.Error("messages have no table: what the stream lacks of them is lost", "source", source)

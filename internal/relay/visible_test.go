@@ -28,7 +28,7 @@ func invisible(t *testing.T, server *pgserver.Server, db *testdb.DB, id string) 
 	}
 	// The setting is in force when the checkpointer has read it, which nothing tells but a commit that waits.
 	db.Exec(`CREATE TABLE probe (n int)`)
-	set("no one")
+	set("absent")
 	probed, ended := make(chan error, 1), make(chan error, 1)
 	enough := make(chan struct{})
 	go func() {
