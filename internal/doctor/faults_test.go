@@ -245,7 +245,7 @@ var settingFaults = []fault{
 	{name: "is not set", check: "wal-keep-size", level: doctor.Warning, says: "is not set", seed: set("max_slot_wal_keep_size", "-1", false)},
 	{name: "is too small for the WAL that is written", check: "wal-keep-size", level: doctor.Warning, says: "max_slot_wal_keep_size is 16 MiB, and ",
 		seed: then(set("max_slot_wal_keep_size", "'16MB'", false), run("SELECT pg_logical_emit_message(false, 'junk', repeat('x', 10000000))"))},
-	{name: "is more than the server keeps", check: "wal-budget", level: doctor.Warning, says: "wal_budget is 20 GB",
+	{name: "is more than the server keeps", check: "wal-budget", level: doctor.Warning, says: "wal_budget is 20.0 GiB",
 		seed: then(set("max_slot_wal_keep_size", "'15GB'", false), func(h *harness) { h.options.WALBudget = 20 << 30 })},
 	{name: "is unlimited and the server is not", check: "wal-budget", level: doctor.Warning, says: "wal_budget is unlimited",
 		seed: func(h *harness) { h.options.WALBudget = 1<<63 - 1 }, do: func(h *harness) { h.options.WALBudget = -1 }},
