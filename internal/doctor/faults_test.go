@@ -537,7 +537,7 @@ var walFaults = []fault{
 		seed: then(func(h *harness) { h.slot(h.db.Name, "pgoutput") }, lose), do: func(h *harness) { h.options.Slot += "_2" }},
 	{name: "is near", check: "slot-danger", level: doctor.Warning, says: "is lost when",
 		seed: then((*harness).relay, set("max_slot_wal_keep_size", "'240MB'", false), func(h *harness) { h.wal(13) })},
-	{name: "is here", check: "slot-danger", level: doctor.Problem, says: "is lost when 0 bytes more",
+	{name: "is here", check: "slot-danger", level: doctor.Problem, says: "is lost when 0 B more",
 		seed: then((*harness).relay, func(h *harness) { h.wal(4) }, set("max_slot_wal_keep_size", "'16MB'", false))},
 	{name: "holds everything", check: "old-transaction", level: doctor.Warning, says: "has been open for",
 		seed: func(h *harness) { h.options.OldAfter = time.Millisecond; h.open("SELECT pg_current_xact_id()") }, do: func(h *harness) { h.end() }},
