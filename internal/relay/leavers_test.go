@@ -498,6 +498,9 @@ func TestRelay_believesNoPositionThatCannotBe(t *testing.T) {
 			eventually(t, "positions are recorded", func() bool {
 				return db.Int(`SELECT count(*) FROM walpost.subscribers WHERE secured_commit > '0/0' AND finished_commit > '0/0'`) == 2
 			})
+			eventually(t, "the slot stands behind the first one, or that comes again and last", func() bool {
+				return db.Int(`SELECT count(*) FROM pg_replication_slots JOIN walpost.slots ON slot = slot_name WHERE confirmed_flush_lsn >= confirmed`) == 1
+			})
 			a.behave(hanging)
 			insert(db, "open", "a")
 			a.AwaitCalls(t, 2)
