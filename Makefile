@@ -24,7 +24,7 @@ test: ## Every test against a real Postgres with the race detector, a quarter of
 	@sh scripts/ensure-postgres.sh
 	@go vet $(PKG)
 	@go run ./scripts/gotest -race -timeout 20m -p $$(($$(getconf _NPROCESSORS_ONLN) + 1)) $(PKG)
-	@$(if $(findstring relay,$(PKG)),go run ./scripts/gotest -run SmallScope -timeout 5m ./internal/relay)
+	@$(if $(findstring relay,$(PKG)),go run ./scripts/gotest -run SmallScope -timeout 15m ./internal/relay)
 
 test-versions: ## Every test on each supported version of Postgres, without -race; VERSIONS="14 18" for some, PKG for one room
 	@PKG="$(PKG)" ARGS="$(ARGS)" sh scripts/test-versions.sh $(VERSIONS)
