@@ -23,7 +23,7 @@ demo: ## Postgres, API, relay and traffic in one process; ARGS="--rate 10" and t
 test: ## Every test against a real Postgres with the race detector, a quarter of an hour on two cores; PKG=./internal/lane for one room
 	@sh scripts/ensure-postgres.sh
 	@go vet $(PKG)
-	@go run ./scripts/gotest -race -timeout 20m -p $$(($$(getconf _NPROCESSORS_ONLN) + 1)) $(PKG)
+	@go run ./scripts/gotest -race -timeout 40m -p $$(($$(getconf _NPROCESSORS_ONLN) + 1)) $(PKG)
 	@$(if $(findstring relay,$(PKG)),go run ./scripts/gotest -run SmallScope -timeout 15m ./internal/relay)
 
 test-versions: ## Every test on each supported version of Postgres, without -race; VERSIONS="14 18" for some, PKG for one room
@@ -34,7 +34,7 @@ test-docker: ## The tests that need Docker
 
 test-outside: ## The tests that need what others make (PgBouncer, libfaketime, Node, a server that is too old), or build a copy of the program
 	@sh scripts/ensure-postgres.sh
-	@go run ./scripts/gotest -tags outside -run Outside -timeout 10m ./internal/doctor ./internal/docs
+	@go run ./scripts/gotest -tags outside -run Outside -timeout 20m ./internal/doctor ./internal/docs
 
 test-pooler: ## Of these the one that needs PgBouncer alone, which must be in PATH
 	@sh scripts/ensure-postgres.sh

@@ -21,7 +21,7 @@ for major in "$@"; do
 	printf '\nPostgres %s\n' "$version"
 	# CI=true: a test that is skipped on one version proves nothing about it. -count=1: nor does one of last week.
 	# shellcheck disable=SC2086 # PKG and ARGS are lists
-	{ CI=true WALPOST_TEST_PG_BIN=$bin WALPOST_TEST_DATABASE_URL='' go run ./scripts/gotest -count=1 -p 2 -timeout 20m ${ARGS:-} ${PKG:-./...} 2>&1 ||
+	{ CI=true WALPOST_TEST_PG_BIN=$bin WALPOST_TEST_DATABASE_URL='' go run ./scripts/gotest -count=1 -p 2 -timeout 40m ${ARGS:-} ${PKG:-./...} 2>&1 ||
 		: >"$results/failed-$major"; } | tee "$results/output"
 	[ ! -e "$results/failed-$major" ] || failed=1
 	counts=$(grep -E '^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$results/output" | tail -n 1)
