@@ -36,6 +36,7 @@ import (
 
 	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/subscriber"
+	"github.com/backendstart/walpost/internal/subscriber/inbox"
 )
 
 `+code[0])

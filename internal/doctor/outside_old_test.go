@@ -40,7 +40,7 @@ func TestOutside_aServerThatIsTooOldIsToldAndANewerOneFixesIt(t *testing.T) {
 
 	report := doctor.Run(t.Context(), h.options)
 	found := find(report, "version")
-	if found.Level != doctor.Problem || found.Finding != "this is Postgres 13" || found.Fix == nil || !strings.Contains(found.Fix.Do, "to one of Postgres 14 to 18") {
+	if found.Level != doctor.Problem || found.Finding != "this is Postgres 13" || found.Fix == nil || !strings.Contains(found.Fix.Do, "at one of Postgres 14 to 18") {
 		t.Errorf("of Postgres 13 the doctor says%s", describe([]doctor.Finding{found}))
 	}
 	if f := find(report, "connection"); f.Level != doctor.OK {
@@ -48,7 +48,7 @@ func TestOutside_aServerThatIsTooOldIsToldAndANewerOneFixesIt(t *testing.T) {
 	}
 	h.options.DatabaseURL = h.db.DSN
 	for _, f := range doctor.Run(t.Context(), h.options).Findings {
-		if f.Level != doctor.OK && f.Check != "standby-sync" {
+		if f.Level != doctor.OK && f.Level != doctor.Skipped && f.Check != "standby-sync" {
 			t.Errorf("of a newer server the doctor says%s", describe([]doctor.Finding{f}))
 		}
 	}
