@@ -469,6 +469,17 @@ func (t *Tracker) Open() (events int, bytes int64) {
 	return t.events, t.bytes
 }
 
+// OpenDeliveries returns how many deliveries are neither finished nor owed. What is finished and not recorded yet is
+// in the window, and is none of them.
+func (t *Tracker) OpenDeliveries() (n int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for i := range t.subs {
+		n += t.subs[i].open
+	}
+	return n
+}
+
 // OpenOf returns how many deliveries of a subscriber are open and the event of the oldest, or nil.
 func (t *Tracker) OpenOf(subscriber int) (int, *event.Event) {
 	t.mu.Lock()

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/backendstart/walpost/internal/relay"
 	"github.com/backendstart/walpost/internal/subscriber/subscribertest"
 	"github.com/backendstart/walpost/internal/testdb"
 )
@@ -98,6 +99,13 @@ func TestRelay_saysThatItStopsAndWhatCameOfIt(t *testing.T) {
 	running, url := d.relay()
 	d.insert("e1", "e2")
 	blocking.AwaitCalls(t, 2)
+	// The other subscriber has finished both: what it has not been given by now stays open, and is counted.
+	waitFor(t, "the other subscriber", func() bool {
+		_, answer := get(t, url+"/progress")
+		var progress relay.Progress
+		return json.Unmarshal([]byte(answer), &progress) == nil && len(progress.Subscribers) == 2 &&
+			progress.Subscribers[1].Delivered == 2
+	})
 	running.stop()
 	waitFor(t, "a relay that says that it drains", func() bool {
 		code, answer := get(t, url+"/ready")

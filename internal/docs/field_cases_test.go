@@ -21,8 +21,8 @@ const fieldCases = "../../docs/field-cases.md"
 var update = flag.Bool("update", false, "write the tests that carry a case's number into docs/field-cases.md")
 
 var (
-	caseRow    = regexp.MustCompile(`(?m)^\| ([FS]-\d\d) \| (.+?) \| (.*?) \|$`)
-	caseNumber = regexp.MustCompile(`\b[FS]-\d\d\b`)
+	caseRow    = regexp.MustCompile(`(?m)^\| ([FS]-\d{2,3}) \| (.+?) \| (.*?) \|$`)
+	caseNumber = regexp.MustCompile(`\b[FS]-\d{2,3}\b`)
 	stillOpen  = regexp.MustCompile(`comes with: (.*)$`)
 	testName   = regexp.MustCompile("`([^`]+)`")
 )

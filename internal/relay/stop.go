@@ -10,7 +10,7 @@ import (
 func (r *Relay) announceStop(ctx context.Context) (ended func(err error)) {
 	var (
 		begun  time.Time
-		before Progress
+		before uint64
 	)
 	announced := make(chan struct{})
 	cancel := context.AfterFunc(ctx, func() {
@@ -20,8 +20,8 @@ func (r *Relay) announceStop(ctx context.Context) (ended func(err error)) {
 		r.ending = true
 		r.mu.Unlock()
 		r.setState(Stopping, nil)
-		before = r.Progress()
-		r.Log.Info("stopping: what is in hand is finished", "open", before.OpenEvents, "drain", r.Drain)
+		before = finished(r.Progress())
+		r.Log.Info("stopping: what is in hand is finished", "open", r.openDeliveries(), "drain", r.Drain)
 	})
 	return func(err error) {
 		if cancel() {
@@ -29,9 +29,20 @@ func (r *Relay) announceStop(ctx context.Context) (ended func(err error)) {
 		}
 		<-announced
 		after := r.Progress()
-		r.Log.Info("stopped", "finished", finished(after)-finished(before), "left_open", after.OpenEvents,
+		r.Log.Info("stopped", "finished", finished(after)-before, "left_open", r.openDeliveries(),
 			"confirmed", after.ConfirmedLSN, "took", time.Since(begun), "clean", err == nil)
 	}
+}
+
+// openDeliveries counts what is neither finished nor owed: the next start sends it.
+func (r *Relay) openDeliveries() int {
+	r.mu.Lock()
+	tracker := r.tracker
+	r.mu.Unlock()
+	if tracker == nil {
+		return 0
+	}
+	return tracker.OpenDeliveries()
 }
 
 // finished counts the deliveries that have ended since the process started.

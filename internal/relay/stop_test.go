@@ -3,7 +3,9 @@ package relay_test
 import (
 	"context"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/backendstart/walpost/internal/subscriber"
 	"github.com/backendstart/walpost/internal/subscriber/subscribertest"
@@ -69,5 +71,28 @@ func TestRelay_repeatsNothingOfATransactionThatACleanStopCutInTwo(t *testing.T) 
 	want := numbered("e", 10)[len(before):]
 	if got := second.AwaitDelivered(t, len(want)); !slices.Equal(got, want) {
 		t.Errorf("after %v were delivered and a clean stop %v came, want %v", before, got, want)
+	}
+}
+
+// S-170: what is finished and could not be recorded is not open. It comes again, and the error says so.
+func TestRelay_countsAtItsEndWhatIsNeitherFinishedNorOwed(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	sub := keeping(nil)
+	o, log := logged(t, options(t, db, sub))
+	o.Drain = 10 * time.Millisecond
+	r := streaming(t, o)
+	mustExec(t, session(t, db.DSN), `BEGIN; LOCK TABLE walpost.slots IN SHARE MODE`) // nothing can be recorded
+	insertAll(db, "a", numbered("e", 2))
+	sub.AwaitDelivered(t, 2)
+	r.stop()
+	if err := r.wait(); err == nil || !strings.Contains(err.Error(), "it comes again") {
+		t.Errorf("the relay ended with %v", err)
+	}
+	_, end, _ := strings.Cut(log.String(), "msg=stopped ")
+	for _, fact := range []string{"left_open=0 ", "clean=false"} {
+		if !strings.Contains(end, fact) {
+			t.Errorf("the end has no %q: %s", fact, end)
+		}
 	}
 }
