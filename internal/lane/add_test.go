@@ -213,3 +213,40 @@ func TestLane_anEventThatIsAddedWhileItIsInItsHandler(t *testing.T) {
 		}
 	}
 }
+
+// S-38: a person adds what is in its handler at that moment. The debt reader looks up an event whose call ends
+// meanwhile, and what it reads of it is read under the lock: this test is for the race detector.
+func TestLane_whatIsAddedIsLookedUpWhileItsCallEnds(t *testing.T) {
+	for _, ordering := range orderings {
+		synctest.Test(t, func(t *testing.T) {
+			var back atomic.Bool
+			sub := subscribertest.Handling("sub", func(context.Context, subscriber.Delivery) error {
+				time.Sleep(time.Second)
+				if !back.Load() {
+					return errors.New("503")
+				}
+				return nil
+			})
+			o := settings()
+			o.Ordering = ordering
+			r := newRig(t, sub, o)
+			r.debt.slow = 1500 * time.Millisecond // longer than a call, so that one ends during each
+			r.start(time.Minute)
+			r.offer(series("K", 3)...)
+			time.Sleep(100 * time.Millisecond)
+			for _, id := range series("K", 3) {
+				r.debt.add(id, lane.StateWaiting, r.commit+8)
+			}
+			time.Sleep(20 * time.Second)
+			back.Store(true)
+			time.Sleep(time.Hour)
+			got := sub.Delivered()
+			if ordering == lane.None {
+				slices.Sort(got)
+			}
+			if want := series("K", 3); !slices.Equal(got, want) {
+				t.Errorf("ordering %s: delivered %v, want %v", ordering, got, want)
+			}
+		})
+	}
+}

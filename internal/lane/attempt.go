@@ -44,7 +44,7 @@ type call struct {
 	watch      *time.Timer           // marks it as overdue
 	deliveries []subscriber.Delivery // of the items that are not dead
 	inTime     bool                  // it returned before it was overdue; owned by run
-	outcome    []error               // of the items, nil for delivered; owned by run
+	outcome    []error               // of the items, nil for delivered, and before the call why one is dead; owned by run
 }
 
 // newCallLocked is a call without items.
@@ -99,12 +99,11 @@ func (c *call) handOver() error {
 // noteOutcomes tells the items what the call says of each of them.
 func (c *call) noteOutcomes(err error) {
 	handed := 0
-	for _, it := range c.items {
-		if it.dead {
-			c.outcome = append(c.outcome, it.past().err)
+	for i, reason := range c.outcome {
+		if reason != nil { // it is dead already
 			continue
 		}
-		c.outcome = append(c.outcome, c.lane.masked(errorOf(err, handed, len(c.deliveries))))
+		c.outcome[i] = c.lane.masked(errorOf(err, handed, len(c.deliveries)))
 		handed++
 	}
 }

@@ -144,15 +144,17 @@ func (d *debtReader) lookUp(ctx context.Context, items []*item) (map[*item]Recor
 		return nil, fmt.Errorf("look up what is owed: %w", err)
 	}
 	var added []Owed
+	l.mu.Lock()
 	for i, recorded := range found {
 		known[items[i]] = recorded
 		if recorded.State == StateWaiting {
 			d.waiting, d.unread = true, true
 		}
 		if recorded.MadeUp && recorded.State != StatePaid {
-			added = append(added, items[i].owed())
+			added = append(added, items[i].owedLocked())
 		}
 	}
+	l.mu.Unlock()
 	if len(added) > 0 {
 		if err := l.ower.Record(ctx, l.Name(), added); err != nil {
 			return nil, fmt.Errorf("record where %d added deliveries stand: %w", len(added), err)
@@ -181,7 +183,7 @@ func (d *debtReader) pauseOnItsWord(ctx context.Context) error {
 	return nil
 }
 
-// pauseLocked puts the subscriber in debt and gives up what was read from it..
+// pauseLocked puts the subscriber in debt and gives up what was read from it.
 func (d *debtReader) pauseLocked() {
 	l := d.l
 	if l.scope.mode == debtPaused {

@@ -15,10 +15,11 @@ func (l *Lane) recordDead(items []*item, outcome []error) {
 	var refused error // of one: the others would only wait for the same answer
 	for i, it := range items {
 		err := outcome[i]
-		if err == nil || !it.dead && (!subscriber.IsPermanent(err) || errors.As(err, new(wholeBatch))) {
+		if err == nil {
 			continue
 		}
-		if !l.noteDeath(it, err) {
+		letter, dies := l.noteDeath(it, err)
+		if !dies {
 			continue
 		}
 		if refused != nil {
@@ -27,7 +28,7 @@ func (l *Lane) recordDead(items []*item, outcome []error) {
 		}
 		// A stop must not keep a dead letter from being written.
 		ctx, cancel := context.WithTimeout(context.Background(), l.options.Timeout)
-		recordErr := l.writeDead(ctx, it)
+		recordErr := l.writeDead(ctx, it, letter)
 		cancel()
 		if recordErr != nil {
 			l.log.Error("record dead letter, the event stays open", "event", it.ev.ID, "err", recordErr)
@@ -35,27 +36,29 @@ func (l *Lane) recordDead(items []*item, outcome []error) {
 			outcome[i] = refused
 			continue
 		}
-		l.sayDead(it, err)
+		l.sayDead(letter, err)
 	}
 }
 
 // sayDead names a dead letter in the log. Where many come at once it names a few a second: all of them
 // stand in walpost.owed.
-func (l *Lane) sayDead(it *item, err error) {
+func (l *Lane) sayDead(letter Owed, err error) {
 	if !l.deadSaid.AllowN(time.Now(), 1) {
 		return
 	}
-	l.log.Error("event is a dead letter", "event", it.ev.ID, "type", it.ev.Type,
-		"attempts", it.attempts(), "correlation_id", it.ev.CorrelationID(), "err", err)
+	ev := letter.Event
+	l.log.Error("event is a dead letter", "event", ev.ID, "type", ev.Type,
+		"attempts", letter.Attempts, "correlation_id", ev.CorrelationID(), "err", err)
 }
 
-// noteDeath notes why an item is to be a dead letter. The debt reader may read an item that is in work, or have
-// recorded it as owed meanwhile: then it says no, and the item is sent again from there.
-func (l *Lane) noteDeath(it *item, err error) bool {
+// noteDeath notes why an item that failed is to be a dead letter, and returns the letter. It says no where the item is
+// to be tried again, or was recorded as owed meanwhile: then it is sent again from there.
+func (l *Lane) noteDeath(it *item, err error) (letter Owed, dies bool) {
+	permanent := subscriber.IsPermanent(err) && !errors.As(err, new(wholeBatch))
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if it.abandoned {
-		return false
+	if it.abandoned || !it.dead && !permanent {
+		return Owed{}, false
 	}
 	past := it.failing()
 	if !it.dead {
@@ -65,12 +68,12 @@ func (l *Lane) noteDeath(it *item, err error) bool {
 	if now := time.Now(); past.first.IsZero() {
 		past.first, past.last = now, now
 	}
-	return true
+	return it.owedLocked(), true
 }
 
-// writeDead records a dead letter and shows whether that works.
-func (l *Lane) writeDead(ctx context.Context, it *item) error {
-	err := l.ower.Dead(ctx, l.Name(), it.owed())
+// writeDead records the dead letter of an item and shows whether that works.
+func (l *Lane) writeDead(ctx context.Context, it *item, letter Owed) error {
+	err := l.ower.Dead(ctx, l.Name(), letter)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if err != nil {

@@ -217,25 +217,31 @@ func (d *debtReader) lookUpUnchecked(ctx context.Context) error {
 // theirs for a while: when their debt is paid, it is released without ever having been recorded.
 func (d *debtReader) recordHeld(ctx context.Context) error {
 	l := d.l
+	var owed []Owed
+	var deliveries []*ack.Delivery
+	var dead []*item
+	var letters []Owed // of them
+	counts := make(map[string]int)
 	l.mu.Lock()
 	batch := d.dueLocked(time.Now())
+	for _, it := range batch {
+		switch {
+		case it.finished: // its dead letter is written, and what was to be written after it was not
+		case it.dead:
+			dead, letters = append(dead, it), append(letters, it.owedLocked())
+		default:
+			owed, deliveries = append(owed, it.owedLocked()), append(deliveries, it.delivery())
+			counts[l.keyOf(it.ev)]++
+		}
+	}
 	l.mu.Unlock()
 	if len(batch) == 0 {
 		return nil
 	}
-	var owed []Owed
-	var deliveries []*ack.Delivery
-	counts := make(map[string]int)
-	for _, it := range batch {
-		if it.dead {
-			if err := d.recordHeldDead(ctx, it); err != nil {
-				return err
-			}
-			continue
+	for i, it := range dead {
+		if err := d.recordHeldDead(ctx, it, letters[i]); err != nil {
+			return err
 		}
-		owed = append(owed, it.owed())
-		deliveries = append(deliveries, it.delivery())
-		counts[l.keyOf(it.ev)]++
 	}
 	if len(owed) > 0 {
 		if err := l.ower.Record(ctx, l.Name(), owed); err != nil {
@@ -267,11 +273,8 @@ func (d *debtReader) recordHeld(ctx context.Context) error {
 }
 
 // recordHeldDead records a dead letter among what is held.
-func (d *debtReader) recordHeldDead(ctx context.Context, it *item) error {
-	if it.finished {
-		return nil
-	}
-	if err := d.l.writeDead(ctx, it); err != nil {
+func (d *debtReader) recordHeldDead(ctx context.Context, it *item, letter Owed) error {
+	if err := d.l.writeDead(ctx, it, letter); err != nil {
 		return fmt.Errorf("record dead letter: %w", err)
 	}
 	d.l.mu.Lock()
@@ -281,7 +284,7 @@ func (d *debtReader) recordHeldDead(ctx context.Context, it *item) error {
 	return nil
 }
 
-// dueLocked returns what is to be recorded now, oldest first..
+// dueLocked returns what is to be recorded now, oldest first.
 func (d *debtReader) dueLocked(now time.Time) []*item {
 	l := d.l
 	s := &l.scope

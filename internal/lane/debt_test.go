@@ -25,6 +25,8 @@ type debt struct {
 	paused  string          // why, "" when it is not; guarded by mu
 	changes int64           // by people; guarded by mu
 	named   int             // most keys that a query named; guarded by mu
+
+	slow time.Duration // how long Known and Record take; set before the lane runs
 }
 
 type row struct {
@@ -103,6 +105,7 @@ func (d *debt) Load(_ context.Context, _ string, secured event.Position, maxKeys
 }
 
 func (d *debt) Record(_ context.Context, _ string, owed []lane.Owed) error {
+	time.Sleep(d.slow)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, o := range owed {
@@ -197,6 +200,7 @@ func (d *debt) Sample(_ context.Context, _ string, order lane.Ordering, pick flo
 }
 
 func (d *debt) Known(_ context.Context, _ string, events []*event.Event) (map[int]lane.Recorded, error) {
+	time.Sleep(d.slow)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	known := make(map[int]lane.Recorded)

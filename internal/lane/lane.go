@@ -331,7 +331,6 @@ func (l *Lane) awaitHandlers() error {
 }
 
 // startCallsLocked starts calls while there is something to do and a free slot. Every change of state ends with it.
-// .
 func (l *Lane) startCallsLocked() {
 	for c := l.nextCallLocked(); c != nil; c = l.nextCallLocked() {
 		l.handler.Go(func() {
@@ -342,7 +341,7 @@ func (l *Lane) startCallsLocked() {
 	l.scheduleWakeLocked(time.Now())
 }
 
-// nextCallLocked begins a call, or returns nil while there is nothing to do or no slot is free..
+// nextCallLocked begins a call, or returns nil while there is nothing to do or no slot is free.
 func (l *Lane) nextCallLocked() *call {
 	for l.running && !l.suspended && len(l.calls)-l.overdue < l.options.Concurrency && l.overdue < maxOverdue {
 		if l.backlog.ready.empty() && len(l.backlog.retries) == 0 {
@@ -415,13 +414,15 @@ func (l *Lane) takeFromLocked(c *call, q *keyQueue, size int) {
 }
 
 // addressLocked makes the deliveries of a call. What already is to be a dead letter needs no subscriber, only the
-// record..
+// record: its outcome is known.
 func (l *Lane) addressLocked(c *call) {
 	term := l.stream.Term()
 	for _, it := range c.items {
 		if it.dead {
+			c.outcome = append(c.outcome, it.past().err)
 			continue
 		}
+		c.outcome = append(c.outcome, nil)
 		c.deliveries = append(c.deliveries, subscriber.Delivery{Event: it.ev, Attempt: it.attempts() + 1, Term: term})
 		it.origin.label(&c.deliveries[len(c.deliveries)-1]) // in its place: a variable would be allocated
 	}
@@ -458,7 +459,7 @@ func (l *Lane) Stats() Stats {
 	return s
 }
 
-// inWorkLocked are the ids of events that are in certain calls..
+// inWorkLocked are the ids of events that are in certain calls.
 func (l *Lane) inWorkLocked(which func(*call) bool) []string {
 	var ids []string
 	for c := range l.calls {

@@ -27,7 +27,7 @@ type Attempt struct {
 	Replay  bool  // a person asked for it again
 }
 
-// observeLocked tells Stream.Observe how a call ended, before anything is settled..
+// observeLocked tells Stream.Observe how a call ended, before anything is settled.
 func (l *Lane) observeLocked(c *call, outcome []error, now time.Time) {
 	if l.stream.Observe == nil {
 		return

@@ -19,12 +19,14 @@ func (d *debtReader) removePaid(ctx context.Context) error {
 	paid := l.scope.paid
 	var failed []Owed
 	for it := range l.scope.failed {
-		o := it.owed()
-		o.NextAttempt = it.past().next
-		failed = append(failed, o)
+		failed = append(failed, it.owedLocked())
 	}
 	noted := maps.Clone(l.scope.failed)
 	clear(l.scope.failed)
+	list := make([]Paid, len(paid))
+	for i, it := range paid {
+		list[i] = Paid{Event: it.ev, Attempts: it.attempts()}
+	}
 	l.mu.Unlock()
 	if len(failed) > 0 {
 		if err := l.ower.Failed(ctx, l.Name(), failed); err != nil {
@@ -34,12 +36,8 @@ func (d *debtReader) removePaid(ctx context.Context) error {
 			return fmt.Errorf("note failed attempts: %w", err)
 		}
 	}
-	if len(paid) == 0 {
+	if len(list) == 0 {
 		return nil
-	}
-	list := make([]Paid, len(paid))
-	for i, it := range paid {
-		list[i] = Paid{Event: it.ev, Attempts: it.attempts()}
 	}
 	if err := l.ower.Paid(ctx, l.Name(), list, l.acks.Secured(l.number)); err != nil {
 		return fmt.Errorf("remove %d paid deliveries: %w", len(list), err)

@@ -8,6 +8,11 @@ import (
 )
 
 // item is a delivery in the lane.
+//
+// Invariant: ev never changes. Everything else is read and written under Lane.mu alone, by whoever has the item in
+// hand as by anyone else: the debt reader looks at items that are in a call, and a call that is overdue goes on with
+// items that the debt reader has. What is needed without the lock, to write it to a database or into the log, is
+// copied under it; see owedLocked.
 type item struct {
 	ev      *event.Event
 	origin  origin
@@ -78,8 +83,8 @@ func (it *item) attempts() int {
 	return it.failure.attempts
 }
 
-// owed is what is recorded of an item.
-func (it *item) owed() Owed {
+// owedLocked is what is recorded of an item: a copy, to be used without the lock.
+func (it *item) owedLocked() Owed {
 	past := it.past()
 	o := Owed{Event: it.ev, Attempts: past.attempts, FirstFailure: past.first, LastFailure: past.last, NextAttempt: past.next}
 	if past.err != nil {
