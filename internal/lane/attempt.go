@@ -240,11 +240,13 @@ func (l *Lane) settleKeyLocked(items []*item, outcome []error, suspended bool, n
 			continue
 		}
 		failed = true
-		if it.isLive() && l.inScopeLocked(it) {
+		switch {
+		case it.isLive() && l.inScopeLocked(it):
 			l.holdItemLocked(it) // the key fell into debt while it was in work
-			continue
+		case l.scope.mode == debtPaused && !it.origin.giveUpLocked(l, it): // it stays in the debt until a person resumes
+		default:
+			left = append(left, it)
 		}
-		left = append(left, it)
 	}
 	if len(left) == 0 {
 		l.backlog.release(q)

@@ -13,9 +13,6 @@ import (
 func (d *debtReader) refresh(ctx context.Context) error {
 	l := d.l
 	d.refreshedAt = time.Now()
-	if err := d.pauseOnItsWord(ctx); err != nil {
-		return err
-	}
 	changes, err := l.ower.Changes(ctx, l.Name())
 	if err != nil {
 		return fmt.Errorf("ask what people have changed: %w", err)
@@ -29,10 +26,12 @@ func (d *debtReader) refresh(ctx context.Context) error {
 		return err
 	}
 	l.mu.Lock()
-	if changes.Paused {
-		d.pauseLocked()
-	} else {
+	switch {
+	case changes.Paused:
+		l.pauseLocked("it is paused")
+	case l.scope.mode == debtPaused && l.unwanted == nil:
 		l.scope.mode.resume()
+		d.again, d.waiting = true, true // what was in hand was given up, and stands before the cursor
 	}
 	l.stats.OwesSince, l.stats.OwesSinceAt = oldest, changes.OldestAt
 	// A person has sent again, added or discarded something; or, by hand, without a note of it.
@@ -164,7 +163,8 @@ func (d *debtReader) lookUp(ctx context.Context, items []*item) (map[*item]Recor
 	return known, nil
 }
 
-// pauseOnItsWord pauses the subscriber on its own word; what follows is as if a person had done it.
+// pauseOnItsWord writes down that the subscriber is paused on its own word, until that has worked; what follows is as
+// if a person had done it. The lane has stopped already.
 func (d *debtReader) pauseOnItsWord(ctx context.Context) error {
 	l := d.l
 	l.mu.Lock()
@@ -179,24 +179,22 @@ func (d *debtReader) pauseOnItsWord(ctx context.Context) error {
 	l.log.Error("the subscriber wants nothing any more and is paused until a person resumes it", "err", why)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.unwanted = nil
+	l.unwanted, l.refreshNow = nil, true
 	return nil
 }
 
-// pauseLocked puts the subscriber in debt and gives up what was read from it.
-func (d *debtReader) pauseLocked() {
-	l := d.l
+// pauseLocked puts the subscriber in debt and gives up what was read from it. No call begins before it is resumed.
+func (l *Lane) pauseLocked(why string) {
 	if l.scope.mode == debtPaused {
 		return
 	}
 	if !l.scope.mode.whole() {
-		l.oweAllLocked("it is paused")
+		l.oweAllLocked(why)
 	}
 	l.scope.mode.pause()
 	for _, q := range l.backlog.keys {
 		l.giveUpLocked(q)
 	}
-	d.again = true
 }
 
 // refreshBlocked keeps the keys that wait behind a dead letter, and begins a new pass when a person has

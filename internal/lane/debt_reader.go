@@ -168,9 +168,13 @@ func (d *debtReader) hasWork() bool {
 	return d.waiting || l.scope.mode.whole() || l.scope.lookUp || l.held > 0
 }
 
-// runRound does what is to be done, in the only right order: record before reading, remove before reading
-// again, let go last.
+// runRound does what is to be done. A pause that cannot be written keeps nothing else back.
 func (d *debtReader) runRound(ctx context.Context) error {
+	return errors.Join(d.pauseOnItsWord(ctx), d.keepBooks(ctx))
+}
+
+// keepBooks works on the debt in the only right order: record before reading, remove before reading again, let go last.
+func (d *debtReader) keepBooks(ctx context.Context) error {
 	l := d.l
 	if d.refreshDue() {
 		if err := d.refresh(ctx); err != nil {
@@ -351,7 +355,7 @@ func (d *debtReader) recordOpen(deadline time.Time) error {
 		d.reportError(err)
 		return err
 	}
-	d.reportError(d.refresh(ctx)) // what is owed no more holds no WAL
+	d.reportError(errors.Join(d.pauseOnItsWord(ctx), d.refresh(ctx))) // what is owed no more holds no WAL
 	return nil
 }
 

@@ -23,6 +23,7 @@ type debt struct {
 	refused int             // dead letters; guarded by mu
 	refuse  bool            // the database refuses dead letters; guarded by mu
 	paused  string          // why, "" when it is not; guarded by mu
+	noPause bool            // the database refuses to pause; guarded by mu
 	changes int64           // by people; guarded by mu
 	named   int             // most keys that a query named; guarded by mu
 
@@ -254,8 +255,21 @@ func (d *debt) Changes(context.Context, string) (lane.Changes, error) {
 }
 
 func (d *debt) Unwanted(_ context.Context, _, why string) error {
+	d.mu.Lock()
+	refuse := d.noPause
+	d.mu.Unlock()
+	if refuse {
+		return errRefused
+	}
 	d.pause(why)
 	return nil
+}
+
+// refusePause makes the database refuse to pause the subscriber, or take it again.
+func (d *debt) refusePause(refuse bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.noPause = refuse
 }
 
 // pause pauses the subscriber, or with "" resumes it.

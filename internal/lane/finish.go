@@ -52,7 +52,8 @@ func (l *Lane) noteFailureLocked(it *item, err error, now time.Time) time.Durati
 	}
 	if subscriber.IsPause(err) && l.unwanted == nil && l.scope.mode != debtPaused {
 		l.unwanted = err
-		signal(l.readerWake)
+		l.pauseLocked("it wants nothing any more")
+		signal(l.readerWake) // to write it down
 	}
 	if past.first.IsZero() {
 		past.first = now

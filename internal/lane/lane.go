@@ -140,7 +140,7 @@ type Lane struct {
 	scope      scope                   // guarded by mu
 	tried      map[*event.Event]*item  // given back by a replay after they failed; guarded by mu
 	refreshNow bool                    // a person has changed something; guarded by mu
-	unwanted   error                   // why the subscriber asks to be paused, until it is; guarded by mu
+	unwanted   error                   // why the subscriber asks to be paused, until that is written; guarded by mu
 	stats      Stats                   // guarded by mu
 	seen       []Attempt               // scratch of observe; guarded by mu
 	ends       []ack.End               // finished and not yet acknowledged; guarded by mu
@@ -308,7 +308,7 @@ func (l *Lane) drained() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	idle := l.backlog.ready.empty() && l.backlog.retries.due(time.Now()) == nil
-	return len(l.calls) == l.overdue && (idle || l.breaker.open() || !l.running)
+	return len(l.calls) == l.overdue && (idle || l.breaker.open() || !l.running || l.scope.mode == debtPaused)
 }
 
 // awaitHandlers gives cancelled handlers a moment to return.
@@ -341,9 +341,14 @@ func (l *Lane) startCallsLocked() {
 	l.scheduleWakeLocked(time.Now())
 }
 
+// mayCallLocked reports whether a call may begin at all at this moment.
+func (l *Lane) mayCallLocked() bool {
+	return l.running && !l.suspended && l.scope.mode != debtPaused
+}
+
 // nextCallLocked begins a call, or returns nil while there is nothing to do or no slot is free.
 func (l *Lane) nextCallLocked() *call {
-	for l.running && !l.suspended && len(l.calls)-l.overdue < l.options.Concurrency && l.overdue < maxOverdue {
+	for l.mayCallLocked() && len(l.calls)-l.overdue < l.options.Concurrency && l.overdue < maxOverdue {
 		if l.backlog.ready.empty() && len(l.backlog.retries) == 0 {
 			return nil
 		}

@@ -59,7 +59,7 @@ func (d *debtReader) refreshDue() bool {
 	l := d.l
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	due := l.refreshNow || l.unwanted != nil || time.Since(d.refreshedAt) >= refreshInterval
+	due := l.refreshNow || time.Since(d.refreshedAt) >= refreshInterval
 	l.refreshNow = false
 	return due
 }

@@ -7,7 +7,7 @@ type debtMode int
 const (
 	debtByKey  debtMode = iota // scope.keys are in debt, often none; the other keys are live
 	debtOfAll                  // the subscriber as a whole
-	debtPaused                 // the same, and a person has paused it: nothing is read from the debt
+	debtPaused                 // the same, and it is paused: nothing is read from the debt, and no one is called
 )
 
 func (m debtMode) String() string { return [...]string{"by key", "of all", "paused"}[m] }
@@ -22,7 +22,7 @@ func (m *debtMode) oweAll() {
 	}
 }
 
-// pause is what a person asked for.
+// pause is what a person asked for, or the subscriber itself.
 func (m *debtMode) pause() { *m = debtPaused }
 
 // resume ends a pause: what was recorded meanwhile is paid first.

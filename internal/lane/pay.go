@@ -108,6 +108,9 @@ func (d *debtReader) readWaiting(ctx context.Context) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if s.mode == debtPaused { // meanwhile, on its own word
+		return nil
+	}
 	now := time.Now()
 	for _, o := range owed {
 		d.cursor = o.Event.Position
@@ -349,7 +352,7 @@ func (d *debtReader) readSample(ctx context.Context) error {
 	for _, o := range owed {
 		key := l.keyOf(o.Event)
 		q := l.backlog.keys[key]
-		if _, unread := d.unreadTo[key]; unread || l.scope.blocked[key] || !l.breaker.open() {
+		if _, unread := d.unreadTo[key]; unread || l.scope.blocked[key] || !l.breaker.open() || l.scope.mode == debtPaused {
 			return nil
 		}
 		if q == nil && !d.inHandLocked(key) {

@@ -79,7 +79,7 @@ func latest(times ...time.Time) time.Time { return slices.MaxFunc(times, time.Ti
 
 // scheduleWakeLocked arranges that pump runs again when the next retry or probe may begin.
 func (l *Lane) scheduleWakeLocked(now time.Time) {
-	if !l.running || l.suspended || len(l.calls)-l.overdue >= l.options.Concurrency || l.overdue >= maxOverdue {
+	if !l.mayCallLocked() || len(l.calls)-l.overdue >= l.options.Concurrency || l.overdue >= maxOverdue {
 		return // the end of a call comes back here
 	}
 	var at time.Time

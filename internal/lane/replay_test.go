@@ -308,34 +308,3 @@ func replayBesideAnything(t *testing.T, random *rand.Rand) {
 		}
 	}
 }
-
-func TestLane_pausesASubscriberThatWantsNothingAnyMore(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var mu sync.Mutex
-		gone := true
-		sub := subscribertest.Handling("sub", func(context.Context, subscriber.Delivery) error {
-			mu.Lock()
-			defer mu.Unlock()
-			if gone {
-				return subscriber.Pause(errors.New("410 Gone"))
-			}
-			return nil
-		})
-		r := run(t, sub, settings())
-		r.offer("K/1", "K/2")
-		time.Sleep(time.Minute)
-		if n := len(sub.Calls()); n > 2 || !r.Stats().Paused {
-			t.Errorf("%d attempts, paused %v; want no more after it was paused", n, r.Stats().Paused)
-		}
-		if got, want := r.debt.waiting(), []string{"K/1", "K/2"}; !slices.Equal(got, want) {
-			t.Errorf("owed %v, want %v", got, want)
-		}
-		mu.Lock()
-		gone = false
-		mu.Unlock()
-		r.debt.pause("") // a person resumes it
-		if got, want := []string{r.await(2)[0].id, r.await(2)[1].id}, []string{"K/1", "K/2"}; !slices.Equal(got, want) {
-			t.Errorf("delivered %v, want %v", got, want)
-		}
-	})
-}
