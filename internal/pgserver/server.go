@@ -145,8 +145,12 @@ func (s *Server) setUp(ctx context.Context, options Options) error {
 }
 
 func (s *Server) initdb(ctx context.Context, args []string) error {
+	hash, err := verifier(s.password)
+	if err != nil {
+		return err
+	}
 	passwordFile := filepath.Join(s.dir, "password")
-	if err := s.writeFile(passwordFile, s.password); err != nil {
+	if err := s.writeFile(passwordFile, hash); err != nil {
 		return err
 	}
 	defer os.Remove(passwordFile)

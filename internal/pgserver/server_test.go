@@ -267,6 +267,14 @@ func TestStart_asksForAPassword(t *testing.T) {
 	}
 }
 
+// A hash of few iterations is what keeps thousands of connections of tests cheap.
+func TestStart_storesTheHashOfItsPasswordAsItIs(t *testing.T) {
+	server := start(t, Options{})
+	if got, want := exec1(t, server, "SELECT rolpassword FROM pg_authid WHERE rolname = 'postgres'"), "SCRAM-SHA-256$1:"; !strings.HasPrefix(got, want) {
+		t.Errorf("the stored password is %q, want one that begins with %q", got, want)
+	}
+}
+
 func TestFind_looksOnlyWhereTheVariableSays(t *testing.T) {
 	empty := t.TempDir()
 	t.Setenv("WALPOST_TEST_PG_BIN", empty)
