@@ -18,6 +18,7 @@ import (
 	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/internal/relay"
 	"github.com/backendstart/walpost/internal/store"
 )
 
@@ -59,13 +60,16 @@ type EventRow struct {
 
 // States of a Standing.
 const (
-	// Finished: nothing of it is left to do. It was delivered or discarded, or the subscriber did not want it,
-	// or it began after it.
+	// Finished: nothing of it is left to do. It was delivered, or the subscriber began after it.
 	Finished = "finished"
-	Open     = "open"     // the relay has it in hand
-	Waiting  = "waiting"  // owed, and sent again by itself
-	Dead     = "dead"     // owed, and waits for a person
-	Unwanted = "unwanted" // the configuration keeps it from this subscriber
+	// GivenUp: a person has discarded it.
+	GivenUp = "discarded"
+	// PublishedBefore: its published column was set when the row was written, so it is no event.
+	PublishedBefore = "published before"
+	Open            = "open"     // the relay has it in hand
+	Waiting         = "waiting"  // owed, and sent again by itself
+	Dead            = "dead"     // owed, and waits for a person
+	Unwanted        = "unwanted" // the subscriber's filter, or the subscriber itself, does not take its type
 	// Unknown: the row is not marked, nothing is owed, and no relay was there to say more.
 	Unknown = "unknown"
 )
@@ -82,6 +86,7 @@ type Standing struct {
 	Owed *Delivery `json:"owed,omitempty"`
 
 	secured string // position up to which everything of the subscriber is finished or owed
+	wants   string // what it wanted, as it is recorded
 }
 
 // ErrNoEvent means that nothing knows an event.
@@ -133,7 +138,7 @@ func (a *Service) Event(ctx context.Context, id string) (Event, error) {
 	for _, of := range e.identities(owed, paid) {
 		for _, s := range subscribers {
 			standing := Standing{Subscriber: s.Name, Source: of.Source, Occurrence: of.Occurrence, State: Unknown,
-				EffectAt: effects[store.Effect{Subscriber: s.Name, Event: of}], secured: s.Secured.String()}
+				EffectAt: effects[store.Effect{Subscriber: s.Name, Event: of}], secured: s.Secured.String(), wants: s.Wants}
 			a.findState(&standing, e, owed, paid)
 			if s.GoneAt.IsZero() || standing.Owed != nil {
 				e.Deliveries = append(e.Deliveries, standing)
@@ -185,6 +190,10 @@ func (a *Service) findState(s *Standing, e Event, owed []Delivery, paid []debt.R
 			position = o.Position
 		}
 	}
+	if e.discarded(*s) {
+		s.State = GivenUp
+		return
+	}
 	for _, p := range paid {
 		switch {
 		case !s.of(p.Event.Source, p.Event.Occurrence):
@@ -196,12 +205,41 @@ func (a *Service) findState(s *Standing, e Event, owed []Delivery, paid []debt.R
 		}
 	}
 	switch {
-	case row != nil && a.takes != nil && !a.takes(s.Subscriber, s.Source, row.Type):
+	case !s.EffectAt.IsZero():
+		s.State = Finished
+	case row != nil && row.bornPublished():
+		s.State = PublishedBefore
+	case row != nil && !a.wanted(*s, row.Type):
 		s.State = Unwanted
 	case row != nil && row.Published != nil && *row.Published, // which happens when everybody has finished
-		!s.EffectAt.IsZero(), position != "" && position <= s.secured:
+		position != "" && position <= s.secured:
 		s.State = Finished
 	}
+}
+
+// wanted tells whether the subscriber takes a type, by the configuration and by what is recorded of it.
+func (a *Service) wanted(s Standing, eventType string) bool {
+	return (a.takes == nil || a.takes(s.Subscriber, s.Source, eventType)) && relay.Wanted(s.wants, s.Source, eventType)
+}
+
+// bornPublished tells whether the row was published when it was written: a mark of walpost is never older than its event.
+func (r *EventRow) bornPublished() bool {
+	published, created := strings.TrimSuffix(r.PublishedAt, "+00"), strings.TrimSuffix(r.CreatedAt, "+00")
+	return published != "" && created != "" && published <= created
+}
+
+// discarded tells whether a person has given a delivery up.
+func (e *Event) discarded(s Standing) bool {
+	for _, note := range e.Audit {
+		var what struct {
+			Chosen []store.Chosen `json:"chosen"`
+		}
+		if note.Action == "discard" && json.Unmarshal(note.What, &what) == nil &&
+			slices.Contains(what.Chosen, store.Chosen{Subscriber: s.Subscriber, Source: s.Source, Event: e.ID, Occurrence: s.Occurrence}) {
+			return true
+		}
+	}
+	return false
 }
 
 func (a *Service) rowsOf(ctx context.Context, id string) ([]EventRow, error) {
@@ -268,6 +306,8 @@ func (e *Event) AddRemembered(known Remembered) {
 		of := delivery{s.Subscriber, s.Source, s.Occurrence}
 		at := position[delivery{source: s.Source, occurrence: s.Occurrence}]
 		switch {
+		case attempt[of] == lane.Delivered && (s.State == Unwanted || s.State == PublishedBefore): // by what was so then
+			s.State = Finished
 		case s.State != Unknown:
 		case inHand[of]:
 			s.State = Open

@@ -1,8 +1,11 @@
 package app
 
 import (
+	"slices"
+
 	"github.com/backendstart/walpost/internal/config"
 	"github.com/backendstart/walpost/internal/doctor"
+	"github.com/backendstart/walpost/internal/lessons"
 )
 
 // DoctorOptions is what the doctor looks at for a relay.
@@ -13,12 +16,23 @@ func DoctorOptions(o config.Relay) doctor.Options {
 		Migrations: MigrationsOf(o.Flow), Drain: o.Drain.Std(), WALBudget: int64(o.WALBudget),
 	}
 	for _, s := range o.Subscribers {
+		filter := s.Filter()
+		filter.Types = typesOf(s)
 		options.Subscribers = append(options.Subscribers, doctor.Subscriber{
 			Name: s.Name, Timeout: s.Timeout.Std(), StallAfter: s.StallAfter.Std(), Tables: tablesOf[s.Kind],
 			Outside: s.URL != "", Sources: s.Sources,
+			Filter: filter,
 		})
 	}
 	return options
+}
+
+// typesOf are the types that a built-in subscriber understands; nil is all.
+func typesOf(s config.Subscriber) []string {
+	if slices.Contains(config.LessonKinds, s.Kind) {
+		return []string{lessons.TypeLessonCompleted}
+	}
+	return nil
 }
 
 // tablesOf are the rights that the built-in subscribers need in the database, by kind. Their inbox is among

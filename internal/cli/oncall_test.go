@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/backendstart/walpost/internal/admin"
 	"github.com/backendstart/walpost/internal/relay"
 	"github.com/backendstart/walpost/internal/subscriber/subscribertest"
 	"github.com/backendstart/walpost/internal/testdb"
@@ -130,4 +131,60 @@ func TestRelay_saysThatItStopsAndWhatCameOfIt(t *testing.T) {
 			t.Errorf("the end has no %s: %s", fact, log[end:])
 		}
 	}
+}
+
+// S-171: what no one gets is counted by reason, named once a type, in status, and never called finished.
+func TestEvents_thatGoToNoOneAreCountedAndExplained(t *testing.T) {
+	d := newCommandTest(t)
+	config := "subscribers:\n  - {name: rec, events: [\"lesson.c*\", \"oder.*\"]}\n  - {name: picky, events: [\"lesson.*\"]}\n"
+	if err := os.WriteFile(d.env["WALPOST_CONFIG"], []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	running, url := d.relay()
+	d.env["WALPOST_OPS_URL"] = url
+	d.Exec(`INSERT INTO outbox (event_id, event_type, payload) VALUES ('o1', 'order.paid', '{}'), ('o2', 'order.paid', '{}'), ('l1', 'lesson.opened', '{}')`)
+	d.Exec(`INSERT INTO outbox (event_id, event_type, payload, published_at) VALUES ('born', 'lesson.completed', '{}', now())`)
+	d.insert("bad1", "bad2", "last")
+	waitFor(t, "the dead letters", func() bool { return d.owed("") == "picky/bad1/dead picky/bad2/dead" })
+	waitFor(t, "the marks", func() bool { return d.Int(`SELECT count(*) FROM outbox WHERE published_at IS NULL`) == 2 })
+
+	_, metrics := get(t, url+"/metrics")
+	for _, line := range []string{
+		`walpost_undelivered_total{reason="unwanted",source="lessons"} 2`,
+		`walpost_undelivered_total{reason="published_before",source="lessons"} 1`,
+	} {
+		if !strings.Contains(metrics, line+"\n") {
+			t.Errorf("no %s in the metrics", line)
+		}
+	}
+	if n := strings.Count(running.stderr.String(), "no subscriber takes events of this type"); n != 1 {
+		t.Errorf("%d warnings, want one for order.paid", n)
+	}
+	d.says("status", `No subscriber takes events of type "order.paid" of source lessons`, `rec: no event has matched "oder.*" of its events:`)
+
+	if code, _, stderr := d.run("owed discard --event=bad1 --yes", "--why=test data"); code != exitFine {
+		t.Errorf("discard: %d %s", code, stderr)
+	}
+	if code, _, stderr := d.run("owed discard --subscriber=picky --yes", "--why=the others, too"); code != exitFine {
+		t.Errorf("discard: %d %s", code, stderr)
+	}
+	waitFor(t, "the marks of what was discarded", func() bool { return d.Int(`SELECT count(*) FROM outbox WHERE published_at IS NULL`) == 0 })
+	want := map[string][2]string{ // of picky and rec
+		"o1": {admin.Unwanted, admin.Unwanted}, "l1": {admin.Finished, admin.Unwanted},
+		"born": {admin.PublishedBefore, admin.PublishedBefore}, "bad1": {admin.GivenUp, admin.Finished}, "bad2": {admin.GivenUp, admin.Finished},
+	}
+	compare := func() {
+		t.Helper()
+		for id, states := range want {
+			var event admin.Event
+			d.read("event "+id, &event)
+			if len(event.Deliveries) != 2 || event.Deliveries[0].State != states[0] || event.Deliveries[1].State != states[1] {
+				t.Errorf("event %s: %+v, want %q", id, event.Deliveries, states)
+			}
+		}
+	}
+	compare()
+	d.stop(running)
+	d.env["WALPOST_OPS_URL"] = noOne
+	compare()
 }

@@ -147,6 +147,29 @@ func printProgress(w io.Writer, now time.Time, p relay.Progress) {
 	if len(rows) > 0 {
 		columns(w, append([][]string{{"SUBSCRIBER", "IS", "OPEN", "OLDEST", "LAST ERROR"}}, rows...))
 	}
+	printRouting(w, p)
+}
+
+// shownTypes is how many types that no one takes status names.
+const shownTypes = 10
+
+// printRouting names what keeps events from everybody without a failure, as far as the relay has seen since its start.
+func printRouting(w io.Writer, p relay.Progress) {
+	var lines []string
+	for _, t := range p.UntakenTypes[:min(len(p.UntakenTypes), shownTypes)] {
+		lines = append(lines, fmt.Sprintf("No subscriber takes events of type %q of source %s: they count as published.", plain(t.Type, 100), plain(t.Source, 64)))
+	}
+	if more := len(p.UntakenTypes) - shownTypes; more > 0 {
+		lines = append(lines, "No subscriber takes "+counted(int64(more), "further type")+".")
+	}
+	for _, s := range p.Subscribers {
+		for _, pattern := range s.IdlePatterns {
+			lines = append(lines, fmt.Sprintf("%s: no event has matched %q of its events: since the relay started.", plain(s.Name, 64), plain(pattern, 100)))
+		}
+	}
+	if len(lines) > 0 {
+		fmt.Fprintln(w, "\n"+strings.Join(lines, "\n"))
+	}
 }
 
 func printStatus(w io.Writer, s admin.Status) {

@@ -47,6 +47,19 @@ type deliveryKey struct {
 	position   event.Position // where it matters in which order they are changed
 }
 
+// maxChosen is how many deliveries a note names.
+const maxChosen = 1000
+
+// named are the first deliveries that are discarded, for the audit: later they can be told from those that were delivered.
+func named(keys []deliveryKey) []store.Chosen {
+	keys = keys[:min(len(keys), maxChosen)]
+	chosen := make([]store.Chosen, len(keys))
+	for i, k := range keys {
+		chosen[i] = store.Chosen{Subscriber: k.subscriber, Source: k.event.Source, Event: k.event.ID, Occurrence: k.event.Occurrence}
+	}
+	return chosen
+}
+
 // inPieces makes a change in transactions of at most maxRows deliveries: no one waits long for a lock, and
 // each piece takes effect at once. choose locks at most n of them; it is told the last one before. All
 // pieces together are one row of the audit.
@@ -72,6 +85,9 @@ func (s *Store) inPieces(ctx context.Context, c change, choose func(tx pgx.Tx, a
 			if note == 0 {
 				facts := c.filter.facts()
 				facts["deliveries"] = len(chosen.keys)
+				if c.result == Discarded {
+					facts["chosen"] = named(chosen.keys)
+				}
 				noted, err = store.Audit(ctx, tx, s.slot, c.who, c.action, facts, c.why)
 			} else {
 				noted, err = store.AuditMore(ctx, tx, s.slot, note, len(chosen.keys))

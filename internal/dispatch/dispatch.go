@@ -60,8 +60,9 @@ type Dispatcher struct {
 	log      *slog.Logger
 	metrics  *Metrics
 
-	former     []Former        // see PassOver
-	passedOver map[string]bool // by source: said once
+	onType     func(source, eventType string, takers int) // see OnType; never nil
+	former     []Former                                   // see PassOver
+	passedOver map[string]bool                            // by source: said once
 
 	tables    []*outbox.Table
 	decoder   *pgoutput.Decoder
@@ -95,7 +96,9 @@ type binding struct {
 type source struct {
 	name     string
 	received prometheus.Counter
-	wanted   map[string][]int // by type: the subscribers that want it
+	// Both are for rows that go to no one.
+	unwanted, publishedBefore prometheus.Counter
+	wanted                    map[string][]int // by type: the subscribers that want it
 }
 
 // maxKept is how large a column of an event over max_event may be to be kept: names and keys are.
@@ -114,6 +117,7 @@ func New(tables []*outbox.Table, messages []*outbox.Source, routes []Route, trac
 	d := &Dispatcher{
 		messages: messages, routes: routes, tracker: tracker, epoch: epoch, maxEvent: maxEvent, log: log,
 		metrics:    metrics,
+		onType:     func(string, string, int) {},
 		passedOver: make(map[string]bool),
 		sources:    make(map[string]*source), gathered: make([][]*ack.Delivery, len(routes)),
 	}
@@ -146,6 +150,10 @@ func (d *Dispatcher) Connected(tables []*outbox.Table) {
 
 // PassOver names tables that were sources: their rows are counted and passed over. Call it before the stream begins.
 func (d *Dispatcher) PassOver(former []Former) { d.former = former }
+
+// OnType has fn told of each type that comes, and how many subscribers take it: once, or a few times where there are very
+// many types. Call it before the stream begins.
+func (d *Dispatcher) OnType(fn func(source, eventType string, takers int)) { d.onType = fn }
 
 // formerSource returns the name of the source that a relation was, "" if it was none.
 func (d *Dispatcher) formerSource(relation *pgoutput.Relation) string {
@@ -261,7 +269,7 @@ func (d *Dispatcher) insert(m *pgoutput.Insert) error {
 			"if the outbox was renamed, name it in the configuration or rename it back; else take it out of the publication", table)}
 	}
 	if bound.layout.Published(m.Values) {
-		d.metrics.publishedInserts.Inc()
+		bound.source.publishedBefore.Inc()
 		return nil
 	}
 	d.enter(bound.source, d.event(bound.layout, m.Values), position)
@@ -337,6 +345,9 @@ func (d *Dispatcher) enter(from *source, ev *event.Event, position event.Positio
 	d.last = position
 	from.received.Inc()
 	wanted := d.want(from, ev.Type)
+	if len(wanted) == 0 {
+		from.unwanted.Inc()
+	}
 	needed := d.needed(ev, wanted)
 	entry := d.tracker.Add(ev, needed, len(needed) < len(wanted))
 	deliveries := entry.Deliveries()
@@ -370,7 +381,11 @@ func (d *Dispatcher) HandOver() {
 func (d *Dispatcher) source(name string) *source {
 	from := d.sources[name]
 	if from == nil {
-		from = &source{name, d.metrics.received.WithLabelValues(name), make(map[string][]int)}
+		from = &source{
+			name: name, received: d.metrics.received.WithLabelValues(name), wanted: make(map[string][]int),
+			unwanted:        d.metrics.undelivered.WithLabelValues(name, unwanted),
+			publishedBefore: d.metrics.undelivered.WithLabelValues(name, publishedBefore),
+		}
 		d.metrics.passedOver.WithLabelValues(name) // it stands at 0 before its table can leave
 		d.sources[name] = from
 	}
@@ -400,7 +415,9 @@ func (d *Dispatcher) want(from *source, eventType string) []int {
 			clear(from.wanted)
 		}
 		// The string belongs to the event, whose memory must not be kept for it.
-		from.wanted[strings.Clone(eventType)] = wanted
+		eventType = strings.Clone(eventType)
+		from.wanted[eventType] = wanted
+		d.onType(from.name, eventType, len(wanted))
 	}
 	return wanted
 }

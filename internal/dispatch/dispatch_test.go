@@ -2,10 +2,14 @@ package dispatch_test
 
 import (
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/backendstart/walpost/internal/dispatch"
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/outbox"
 )
@@ -70,11 +74,28 @@ func TestDispatcher_anInsertThatIsPublishedIsNoEvent(t *testing.T) {
 	if got, want := r.everything.at(), []string{"b@0"}; !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
-	if got := r.metric("walpost_published_inserts_total"); got != 1 {
+	if got := r.metric("walpost_undelivered_total", "lessons", "published_before"); got != 1 {
 		t.Errorf("counted %v, want 1", got)
 	}
 	if got := r.finish(); got != 32 {
 		t.Errorf("confirmed %v, want 32", got)
+	}
+}
+
+// S-171
+func TestDispatcher_tellsOfEachTypeOnce(t *testing.T) {
+	r := newRig(t, nothing)
+	r.Dispatcher = dispatch.New(r.tables, nil, []dispatch.Route{{Lane: &r.some, Wants: func(_, eventType string) bool { return eventType != "forgotten" }}},
+		r.tracker, epoch, 1<<20, dispatch.NewMetrics(prometheus.NewRegistry()), slog.New(slog.DiscardHandler))
+	var told []string
+	r.OnType(func(source, eventType string, takers int) {
+		told = append(told, fmt.Sprintf("%s/%s/%d", source, eventType, takers))
+	})
+	r.receive(
+		begin(8, 501), outboxRelation(), rowOf("a", "forgotten", "NULL"), rowOf("b", "taken", "NULL"), rowOf("c", "forgotten", "NULL"), commit(8, 16),
+	)
+	if got, want := strings.Join(told, " "), "lessons/forgotten/0 lessons/taken/1"; got != want {
+		t.Errorf("told of %q, want %q", got, want)
 	}
 }
 

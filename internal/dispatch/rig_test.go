@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 
 	"github.com/backendstart/walpost/internal/ack"
 	"github.com/backendstart/walpost/internal/dispatch"
@@ -108,7 +109,8 @@ func (r *rig) finish() event.LSN {
 }
 
 // metric reads a counter without labels.
-func (r *rig) metric(name string) float64 {
+// metric is a counter, or the sum of those of its name that have all these values of labels.
+func (r *rig) metric(name string, values ...string) (sum float64) {
 	r.t.Helper()
 	families, err := r.registry.Gather()
 	if err != nil {
@@ -116,7 +118,14 @@ func (r *rig) metric(name string) float64 {
 	}
 	for _, family := range families {
 		if family.GetName() == name {
-			return family.GetMetric()[0].GetCounter().GetValue()
+			for _, m := range family.GetMetric() {
+				if !slices.ContainsFunc(values, func(value string) bool {
+					return !slices.ContainsFunc(m.GetLabel(), func(l *dto.LabelPair) bool { return l.GetValue() == value })
+				}) {
+					sum += m.GetCounter().GetValue()
+				}
+			}
+			return sum
 		}
 	}
 	r.t.Fatalf("no metric %s", name)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/backendstart/walpost/internal/advice"
+	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/migrations"
 )
@@ -122,6 +123,8 @@ type Subscriber struct {
 	// those whose events it takes; none means all.
 	Outside bool
 	Sources []string
+	// Filter is what it takes: by the configuration, and of the types that its kind understands.
+	Filter event.Filter
 }
 
 // Grant is a set of rights on a table.

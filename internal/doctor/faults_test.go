@@ -101,7 +101,7 @@ func sources(t *testing.T) map[string]string {
 	return found
 }
 
-// S-10, S-68, S-49, S-88 and S-89, among others.
+// S-10, S-68, S-49, S-88, S-89 and S-171, among others.
 func TestDoctor_findsEachFaultOfADatabaseAndWhatItPrintsFixesIt(t *testing.T) {
 	t.Parallel()
 	for _, f := range databaseFaults {
@@ -442,6 +442,16 @@ var sourceFaults = []fault{
 	{name: "has no primary key", check: "source-table", level: doctor.Warning, says: "no primary key", seed: run("ALTER TABLE outbox DROP CONSTRAINT outbox_pkey"),
 		do: run("ALTER TABLE outbox ADD PRIMARY KEY (id)")},
 	{name: "is unlogged", check: "source-table", level: doctor.Problem, says: "unlogged", seed: run("ALTER TABLE outbox SET UNLOGGED")},
+	{name: "has a type that no one takes", check: "event-types", level: doctor.Warning, says: `no subscriber takes events of type "lesson.opened", which public.outbox has`,
+		seed: func(h *harness) {
+			h.options.Subscribers[0].Filter.Events = []string{"lesson.c*"}
+			run(`INSERT INTO outbox (event_id, event_type, payload, published_at) VALUES ('t1', 'lesson.completed', '{}', now()), ('t2', 'lesson.opened', '{}', now())`)(h)
+		}, do: func(h *harness) { h.options.Subscribers[0].Filter.Events = []string{"lesson.*"} }},
+	{name: "has a pattern that nothing matches", check: "event-types", level: doctor.Warning, says: `no row of late matches "lessn.*" of its events:`,
+		seed: func(h *harness) {
+			h.options.Subscribers[0].Filter.Events = []string{"lesson.*", "lessn.*"}
+			run(`INSERT INTO outbox (event_id, event_type, payload, published_at) VALUES ('t1', 'lesson.completed', '{}', now())`)(h)
+		}, do: func(h *harness) { h.options.Subscribers[0].Filter.Events = []string{"lesson.*"} }},
 	{name: "has a time without a zone", check: "source-table", level: doctor.Warning, says: `time column "created_at" of public.outbox has no time zone`,
 		seed: run("ALTER TABLE outbox ALTER created_at TYPE timestamp"), do: run("ALTER TABLE outbox ALTER created_at TYPE timestamptz USING created_at AT TIME ZONE 'Asia/Tokyo'")},
 	{name: "lets rows be born published", check: "source-table", level: doctor.Problem, says: "has a default",

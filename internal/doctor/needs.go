@@ -25,6 +25,15 @@ func aTable(ctx context.Context, c *checker) (string, error) {
 	return "there is no table of a source", nil
 }
 
+// aRoute is a table of a source, and a subscriber.
+func aRoute(ctx context.Context, c *checker) (string, error) {
+	missing, err := aTable(ctx, c)
+	if err != nil || missing != "" {
+		return missing, err
+	}
+	return aSubscriber(ctx, c)
+}
+
 func messages(_ context.Context, c *checker) (string, error) {
 	for _, source := range c.Sources {
 		if source.Messages != "" {

@@ -29,12 +29,12 @@ func (f Filter) Equal(g Filter) bool {
 }
 
 func anyMatches(patterns []string, text string) bool {
-	return len(patterns) == 0 || slices.ContainsFunc(patterns, func(pattern string) bool { return matches(pattern, text) })
+	return len(patterns) == 0 || slices.ContainsFunc(patterns, func(pattern string) bool { return Matches(pattern, text) })
 }
 
-// matches compares with a pattern in which * is any run of characters, dots included. Each literal
+// Matches compares with a pattern in which * is any run of characters, dots included. Each literal
 // part is found as early as possible and the last one at the end, so the cost is linear in the text.
-func matches(pattern, text string) bool {
+func Matches(pattern, text string) bool {
 	parts := strings.Split(pattern, "*")
 	if len(parts) == 1 {
 		return pattern == text

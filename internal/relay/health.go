@@ -171,6 +171,11 @@ func (r *Relay) Progress() Progress {
 		p.Confirmed = tracker.Confirmed()
 		p.OpenEvents, p.OpenBytes = tracker.Open()
 		p.Subscribers = r.subscribers(tracker)
+		var idle map[string][]string
+		p.UntakenTypes, idle = r.routing.state()
+		for i := range p.Subscribers {
+			p.Subscribers[i].IdlePatterns = idle[p.Subscribers[i].Name]
+		}
 	}
 	p.ReceivedLSN, p.ConfirmedLSN = p.Received.String(), p.Confirmed.String()
 	return p

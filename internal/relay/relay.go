@@ -131,6 +131,7 @@ type Relay struct {
 	dispatch *dispatch.Metrics
 	metrics  *metrics
 	attempts *Attempts
+	routing  *routing
 
 	mu       sync.Mutex
 	state    State            // guarded by mu
@@ -160,6 +161,7 @@ func New(o Options) *Relay {
 		wal:      wal.NewMetrics(o.Registry),
 		vectors:  lane.NewVectors(o.Registry),
 		attempts: NewAttempts(remembered, time.Now()),
+		routing:  newRouting(o.Subscriptions, o.Log),
 		dispatch: dispatch.NewMetrics(o.Registry),
 		metrics:  newMetrics(o.Registry),
 		state:    Starting,
@@ -367,6 +369,7 @@ func (r *Relay) build(s *session, safeMode bool, found *quarantined, stop contex
 	}
 	p.dispatch = dispatch.New(s.tables, r.messageSources(), routes, tracker, s.epoch, r.MaxEvent, r.dispatch, r.Log)
 	p.dispatch.PassOver(s.former())
+	p.dispatch.OnType(r.routing.note)
 	p.ledger = &tableLedger{pool: r.Pool, slot: r.Slot, fence: r.fence, debt: r.owed}
 	p.ledger.use(s.tables)
 	p.recorder = &recorder{

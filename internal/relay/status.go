@@ -45,6 +45,8 @@ type Progress struct {
 	OpenEvents   int          `json:"open_events"`
 	OpenBytes    int64        `json:"open_bytes"`
 	Subscribers  []Subscriber `json:"subscribers"`
+	// UntakenTypes are types of events that came since the process started and that no subscriber takes.
+	UntakenTypes []UntakenType `json:"untaken_types,omitempty"`
 }
 
 // Subscriber is the part of Progress that belongs to one subscriber.
@@ -68,6 +70,8 @@ type Subscriber struct {
 	OldestOpen  string    `json:"oldest_open,omitempty"`
 	OldestSince time.Time `json:"oldest_since,omitzero"`
 	LastError   string    `json:"last_error,omitempty"`
+	// IdlePatterns are those of its events: that no event has matched since the process started.
+	IdlePatterns []string `json:"idle_patterns,omitempty"`
 	// Overdue are events whose handler has not returned although its deadline has passed.
 	Overdue []string `json:"overdue,omitempty"`
 }

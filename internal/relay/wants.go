@@ -47,6 +47,13 @@ func parseWants(text []byte) (w wants, err error) {
 	return w, nil
 }
 
+// Wanted tells whether a subscriber of which this is recorded as store.Subscriber.Wants takes events of a source and type,
+// by any filter that it has had since its position. Of one that has left, or of which nothing can be read, no one knows.
+func Wanted(recorded, source, eventType string) bool {
+	w, err := parseWants([]byte(recorded))
+	return err != nil || len(w) == 0 || w.ever(source, eventType)
+}
+
 func (w wants) encode() string {
 	if len(w) == 0 {
 		return "[]"

@@ -113,12 +113,20 @@ type Note struct {
 	Why    string          `json:"why,omitempty"`
 }
 
-// Notes returns what was done to an event by its id, oldest first. What was done to it as one of all that a
-// filter chose does not name it, and neither does a list of more than 1,000.
+// Chosen is a delivery that a change has chosen, as the member "chosen" of its note has it.
+type Chosen struct {
+	Subscriber string `json:"subscriber"`
+	Source     string `json:"source"`
+	Event      string `json:"event"`
+	Occurrence string `json:"occurrence"`
+}
+
+// Notes returns what was done to an event, oldest first. A note names the first 1,000 deliveries that were changed.
 func Notes(ctx context.Context, q Querier, slot, eventID string) ([]Note, error) {
 	rows, err := q.Query(ctx, `
 		SELECT at, who, action, what, why FROM walpost.audit
-		WHERE slot = $1 AND (what->>'event' = $2 OR what->'events' ? $2) ORDER BY id`, slot, eventID)
+		WHERE slot = $1 AND (what->>'event' = $2 OR what->'events' ? $2
+		    OR what->'chosen' @> pg_catalog.jsonb_build_array(pg_catalog.jsonb_build_object('event', $2::text))) ORDER BY id`, slot, eventID)
 	if err != nil {
 		return nil, fmt.Errorf("read audit of event %q: %w", eventID, err)
 	}
