@@ -19,6 +19,9 @@ type Status struct {
 	Slot        Slot         `json:"slot"`
 	Leader      *Leader      `json:"leader,omitempty"` // nil before the first
 	Subscribers []Subscriber `json:"subscribers"`
+	// Unread are other slots of walpost in this database that no one reads: one that a new name in slot: has left behind, or
+	// one whose relay is down.
+	Unread []wal.Unread `json:"unread_slots,omitempty"`
 	// Strangers are sessions of other roles at the advisory locks by which relays show that they live. They stop nothing.
 	Strangers []store.Stranger `json:"strangers,omitempty"`
 }
@@ -118,6 +121,19 @@ func (a *Service) Status(ctx context.Context) (Status, error) {
 		s.Slot.WALStatus, s.Slot.Invalidation, s.Slot.Confirmed = slot.WALStatus, slot.Invalidation, slot.Confirmed.String()
 		s.Slot.LagBytes, s.Slot.Retained, s.Slot.Safe = max(0, slot.LagBytes), max(0, slot.RetainedBytes), slot.SafeBytes
 		s.Slot.HeldBackBy = slot.HeldBackBy
+	}
+	records, err := store.ListSlotRecords(ctx, a.pool)
+	if err != nil {
+		return s, err
+	}
+	var others []string
+	for _, r := range records {
+		if r.Name != a.slot {
+			others = append(others, r.Name)
+		}
+	}
+	if s.Unread, err = wal.FindUnread(ctx, a.pool, others); err != nil {
+		return s, err
 	}
 	rows, err := a.debt().Subscribers(ctx)
 	if err != nil {

@@ -188,3 +188,20 @@ func TestEvents_thatGoToNoOneAreCountedAndExplained(t *testing.T) {
 	d.env["WALPOST_OPS_URL"] = noOne
 	compare()
 }
+
+// S-173
+func TestStatus_namesTheSlotOfAFormerName(t *testing.T) {
+	d := newCommandTest(t)
+	relay, _ := d.relay()
+	d.stop(relay)
+	old := d.Name + "_old"
+	d.Exec(`SELECT pg_create_logical_replication_slot($1, 'pgoutput')`, old)
+	t.Cleanup(func() { d.Exec(`SELECT pg_drop_replication_slot($1)`, old) })
+	d.Exec(`INSERT INTO walpost.slots (slot, system_id, timeline, epoch, confirmed, state, ours)
+		SELECT $1, system_id, timeline, epoch, confirmed, state, ours FROM walpost.slots`, old)
+	d.says("status", "Slot "+old+", too, is one of walpost's here: no one reads it, and the server keeps")
+	var status admin.Status
+	if d.read("status", &status); len(status.Unread) != 1 || status.Unread[0].Name != old || status.Unread[0].RetainedBytes == 0 {
+		t.Errorf("in JSON: %+v", status.Unread)
+	}
+}

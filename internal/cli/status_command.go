@@ -197,6 +197,10 @@ func printStatus(w io.Writer, s admin.Status) {
 			fmt.Fprintf(w, "  The server waits for a standby of synchronized_standby_slots (%s) before it sends more.\n", plain(slot.HeldBackBy, 100))
 		}
 	}
+	for _, other := range s.Unread {
+		fmt.Fprintf(w, "  Slot %s, too, is one of walpost's here: no one reads it, and the server keeps %s of WAL for it. Start its relay, or remove it (docs/operations.md, Remove walpost).\n",
+			plain(other.Name, 64), printable.Size(other.RetainedBytes))
+	}
 	running := "no one reads the slot: no relay runs, or it cannot stream"
 	if slot.Active {
 		running = "pid " + strconv.Itoa(slot.ActivePID) + " of the server sends it the slot"

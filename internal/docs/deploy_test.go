@@ -92,6 +92,12 @@ func TestDashboard_asksOnlyForMetricsThatExist(t *testing.T) {
 			t.Errorf("the dashboard asks for %s, which nothing registers", name)
 		}
 	}
+	// Each relay has the same figures of the slot.
+	for _, expr := range regexp.MustCompile(`"expr": "(.*walpost_slot_.*)"`).FindAllStringSubmatch(string(dashboard), -1) {
+		if !strings.HasPrefix(expr[1], "max(") {
+			t.Errorf("%s is not the max over the relays", expr[1])
+		}
+	}
 }
 
 // literals finds what the pattern's group matches in the code under internal/, tests aside.

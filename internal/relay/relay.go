@@ -183,6 +183,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	defer keeping.Wait()
 	defer end()
 	keeping.Go(func() { r.watchStrangers(keep) })
+	keeping.Go(func() { r.watchSlot(keep) })
 	if r.Lease != nil {
 		keeping.Go(func() { r.watchReach(keep) })
 		keeping.Go(func() { r.Lease.Run(keep) })

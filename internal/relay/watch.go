@@ -86,7 +86,6 @@ func (r *Relay) refreshTables(ctx context.Context, ledger *tableLedger) {
 // Postgres is away it all stays as it was.
 func (r *Relay) observe(ctx context.Context, held hold, quiet silence) (hold, silence) {
 	if found, err := wal.FindSlot(ctx, r.Pool, r.Slot); err == nil && found != nil {
-		r.wal.Observe(*found)
 		held, quiet = r.heldBack(found.HeldBackBy, held), r.watchSilence(quiet, *found)
 	}
 	if counts, err := r.owed.Counts(ctx); err == nil {

@@ -16,33 +16,16 @@ type Metrics struct {
 	heardAt                   atomic.Int64  // when a message last came, or could not for us, in nanoseconds since 1970
 	Reconnects                prometheus.Counter
 
-	lag, retained, safe, active, catalogAge, spilled prometheus.Gauge
-	status                                           *prometheus.GaugeVec
+	slots *slotCollector
 }
-
-// walStatuses are all values of pg_replication_slots.wal_status.
-var walStatuses = []string{"reserved", "extended", "unreserved", "lost"}
 
 // NewMetrics registers the metrics of the slot.
 func NewMetrics(reg prometheus.Registerer) *Metrics {
-	gauge := func(name, help string) prometheus.Gauge {
-		g := prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
-		reg.MustRegister(g)
-		return g
-	}
 	m := &Metrics{
-		lag:        gauge("walpost_slot_lag_bytes", "WAL between the slot's confirmed position and the end, from one query."),
-		retained:   gauge("walpost_slot_retained_bytes", "WAL that the server keeps for the slot."),
-		safe:       gauge("walpost_slot_safe_wal_bytes", "WAL that may still be written before the slot is lost; -1 without a limit."),
-		catalogAge: gauge("walpost_slot_catalog_xmin_age", "Transactions since the oldest whose dead rows in the system catalogue the slot keeps from vacuum."),
-		spilled:    gauge("walpost_slot_spilled_bytes", "Bytes that the server has written to its disk to decode large transactions for the slot."),
-		active:     gauge("walpost_slot_active", "1 while a session reads the slot."),
+		slots: &slotCollector{},
 		Reconnects: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "walpost_reconnects_total", Help: "Replication connections that broke and were made again.",
 		}),
-		status: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "walpost_slot_wal_status", Help: "1 for the slot's wal_status, 0 for the others.",
-		}, []string{"status"}),
 	}
 	lsn := func(name, help string, value *atomic.Uint64) {
 		reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help},
@@ -50,10 +33,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	}
 	lsn("walpost_received_lsn", "Highest WAL position received, as a number of bytes.", &m.receivedLSN)
 	lsn("walpost_confirmed_lsn", "WAL position confirmed to the server, as a number of bytes.", &m.confirmedLSN)
-	reg.MustRegister(m.Reconnects, m.status)
-	for _, status := range walStatuses { // there before the first look at the slot
-		m.status.WithLabelValues(status)
-	}
+	reg.MustRegister(m.Reconnects, m.slots)
 	return m
 }
 
@@ -85,25 +65,3 @@ func (m *Metrics) received(lsn event.LSN) {
 func (m *Metrics) handedOver() { m.handedLSN.Store(m.receivedLSN.Load()) }
 
 func (m *Metrics) confirmed(lsn event.LSN) { m.confirmedLSN.Store(uint64(lsn)) }
-
-// Observe shows what the server says about the slot. What it does not say stays as it was.
-func (m *Metrics) Observe(slot Slot) {
-	m.lag.Set(float64(max(0, slot.LagBytes)))
-	m.retained.Set(float64(max(0, slot.RetainedBytes)))
-	m.catalogAge.Set(float64(max(0, slot.CatalogAge)))
-	m.spilled.Set(float64(slot.SpilledBytes))
-	m.safe.Set(-1)
-	if slot.SafeBytes != nil {
-		m.safe.Set(float64(max(0, *slot.SafeBytes)))
-	}
-	m.active.Set(0)
-	if slot.Active {
-		m.active.Set(1)
-	}
-	for _, status := range walStatuses {
-		m.status.WithLabelValues(status).Set(0)
-	}
-	if slot.WALStatus != "" {
-		m.status.WithLabelValues(slot.WALStatus).Set(1)
-	}
-}

@@ -110,7 +110,7 @@ func TestFindSlot_readsSlotsOfEveryKind(t *testing.T) {
 				t.Errorf("check says %v, want usable: %v", err, test.usable)
 			}
 			reg := prometheus.NewRegistry()
-			wal.NewMetrics(reg).Observe(*slot)
+			wal.NewMetrics(reg).Observe(slot, nil)
 			gathered, err := reg.Gather()
 			if err != nil {
 				t.Fatal(err)
