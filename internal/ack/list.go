@@ -3,7 +3,7 @@ package ack
 // Both lists are linked through their elements: an end anywhere in them costs the same, and what has ended
 // leaves nothing behind.
 
-func (t *Tracker) push(of transaction) *transaction {
+func (t *Tracker) pushLocked(of transaction) *transaction {
 	x := t.spare
 	if x == nil {
 		x = new(transaction)
@@ -21,7 +21,7 @@ func (t *Tracker) push(of transaction) *transaction {
 	return x
 }
 
-func (t *Tracker) remove(x *transaction) {
+func (t *Tracker) removeLocked(x *transaction) {
 	if x.older == nil {
 		t.oldest = x.newer
 	} else {

@@ -54,7 +54,7 @@ type Window struct {
 }
 
 // transaction is a run of the stream that ends at end: a transaction, several that are complete, or the
-// marker of a keepalive.
+// marker of a keepalive. All of it is guarded by Tracker.mu.
 type transaction struct {
 	commit, end event.LSN
 	committed   bool
@@ -86,16 +86,16 @@ func (e *Entry) Deliveries() []Delivery { return e.deliveries }
 type Delivery struct {
 	*Entry
 	subscriber int
-	done       bool
+	done       bool      // guarded by Tracker.mu
 	older      *Delivery // open deliveries of the same subscriber; guarded by Tracker.mu
-	newer      *Delivery
+	newer      *Delivery // guarded by Tracker.mu
 }
 
 // Subscriber is the number that the delivery was added for.
 func (d *Delivery) Subscriber() int { return d.subscriber }
 
 // sub is what the tracker knows of a subscriber: the list of its open deliveries, oldest first, and how
-// far back its debt reaches.
+// far back its debt reaches. All of it is guarded by Tracker.mu.
 type sub struct {
 	oldest, newest *Delivery
 	open           int
@@ -115,7 +115,7 @@ func New(limit Window, subscribers int, confirmed event.LSN) *Tracker {
 		confirmed: confirmed,
 		subs:      make([]sub, subscribers),
 	}
-	t.full.Store(!t.fits())
+	t.full.Store(!t.fitsLocked())
 	return t
 }
 
@@ -130,7 +130,7 @@ func (t *Tracker) Begin(commit event.LSN) {
 		}
 		return
 	}
-	t.current = t.push(transaction{commit: commit})
+	t.current = t.pushLocked(transaction{commit: commit})
 }
 
 // Add takes an event of the transaction in hand that subscribers want. With no subscribers it is
@@ -152,10 +152,10 @@ func (t *Tracker) Add(ev *event.Event, subscribers []int, known bool) *Entry {
 	t.received = ev.Position
 	t.events++
 	t.bytes += int64(size)
-	t.full.Store(!t.fits())
+	t.full.Store(!t.fitsLocked())
 	t.current.open++
 	if entry.open == 0 {
-		t.settleEntry(entry)
+		t.settleEntryLocked(entry)
 	}
 	return entry
 }
@@ -171,7 +171,7 @@ func (t *Tracker) Commit(end event.LSN) {
 	t.current = nil
 	x.end, x.committed = end, true
 	t.passed = max(t.passed, end)
-	t.completed(x)
+	t.completedLocked(x)
 }
 
 // Marker notes the WAL end of a keepalive: once everything before it is finished, nothing up to it is
@@ -186,7 +186,7 @@ func (t *Tracker) Marker(walEnd event.LSN) {
 	if t.newest == nil && walEnd <= t.prefix || t.newest != nil && walEnd <= t.newest.end {
 		return
 	}
-	t.completed(t.push(transaction{commit: walEnd, end: walEnd, committed: true}))
+	t.completedLocked(t.pushLocked(transaction{commit: walEnd, end: walEnd, committed: true}))
 }
 
 // End is how a delivery has ended.
@@ -201,7 +201,7 @@ func (t *Tracker) Finish(ends ...End) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, e := range ends {
-		t.endDelivery(e.Delivery, e.Dead, e.Attempts)
+		t.endDeliveryLocked(e.Delivery, e.Dead, e.Attempts)
 	}
 }
 
@@ -220,11 +220,11 @@ func (t *Tracker) Secure(deliveries []*Delivery) {
 			position := d.Event.Position
 			s.holds = &position
 		}
-		t.endDelivery(d, true, 0)
+		t.endDeliveryLocked(d, true, 0)
 	}
 }
 
-func (t *Tracker) endDelivery(d *Delivery, owed bool, attempts int) {
+func (t *Tracker) endDeliveryLocked(d *Delivery, owed bool, attempts int) {
 	if d.done {
 		panic(fmt.Sprintf("ack: delivery of %q to subscriber %d ended twice", d.Event.ID, d.subscriber))
 	}
@@ -236,7 +236,7 @@ func (t *Tracker) endDelivery(d *Delivery, owed bool, attempts int) {
 	e.open--
 	t.ended = true
 	if e.open == 0 {
-		t.settleEntry(e)
+		t.settleEntryLocked(e)
 	}
 	signal(t.moved)
 }
@@ -313,7 +313,7 @@ func (t *Tracker) Pressed(subscriber int) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	mine := &t.subs[subscriber]
-	if t.HasRoom() || !t.crowds(mine) {
+	if t.HasRoom() || !t.crowdsLocked(mine) {
 		return false
 	}
 	for i := range t.subs {
@@ -328,10 +328,10 @@ func (t *Tracker) Pressed(subscriber int) bool {
 func (t *Tracker) Crowds(subscriber int) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.crowds(&t.subs[subscriber])
+	return t.crowdsLocked(&t.subs[subscriber])
 }
 
-func (t *Tracker) crowds(s *sub) bool {
+func (t *Tracker) crowdsLocked(s *sub) bool {
 	return s.open > 0 && (s.open >= t.limit.Events/4 || s.bytes >= t.limit.Bytes/4)
 }
 
@@ -348,34 +348,34 @@ func (t *Tracker) Secured(subscriber int) event.Position {
 	return position
 }
 
-// settleEntry moves an entry with nothing open to the ones that wait for their mark.
-func (t *Tracker) settleEntry(e *Entry) {
+// settleEntryLocked moves an entry with nothing open to the ones that wait for their mark.
+func (t *Tracker) settleEntryLocked(e *Entry) {
 	t.settled = append(t.settled, e)
 	t.ended = true
 	e.txn.open--
-	t.completed(e.txn)
+	t.completedLocked(e.txn)
 	e.txn = nil
 	signal(t.moved)
 }
 
-// completed merges x with complete neighbours, so that one event that stays open for days does not make
+// completedLocked merges x with complete neighbours, so that one event that stays open for days does not make
 // a list of the millions of transactions behind it, and pops the front.
-func (t *Tracker) completed(x *transaction) {
+func (t *Tracker) completedLocked(x *transaction) {
 	if !x.complete() {
 		return
 	}
 	if x.newer != nil && x.newer.complete() {
 		x.commit, x.end = x.newer.commit, x.newer.end
-		t.remove(x.newer)
+		t.removeLocked(x.newer)
 	}
 	if x.older != nil && x.older.complete() {
 		x.older.commit, x.older.end = x.commit, x.end
-		t.remove(x)
+		t.removeLocked(x)
 		x = x.older
 	}
 	if x == t.oldest {
 		t.prefix = max(t.prefix, x.end)
-		t.remove(x)
+		t.removeLocked(x)
 		signal(t.moved)
 	}
 }
@@ -423,7 +423,7 @@ func (t *Tracker) Recorded(s Settled, confirm event.LSN) {
 		t.bytes -= int64(e.Event.Size())
 	}
 	t.confirmed = max(t.confirmed, confirm)
-	t.full.Store(!t.fits())
+	t.full.Store(!t.fitsLocked())
 	if t.HasRoom() {
 		signal(t.room)
 	}
@@ -447,7 +447,7 @@ func (t *Tracker) Pending() bool {
 // HasRoom reports whether the window takes another event.
 func (t *Tracker) HasRoom() bool { return !t.full.Load() }
 
-func (t *Tracker) fits() bool { return t.events < t.limit.Events && t.bytes < t.limit.Bytes }
+func (t *Tracker) fitsLocked() bool { return t.events < t.limit.Events && t.bytes < t.limit.Bytes }
 
 // Room gets a token when the window may have room again. A token can be stale: ask HasRoom.
 func (t *Tracker) Room() <-chan struct{} { return t.room }

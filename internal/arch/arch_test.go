@@ -1,5 +1,6 @@
 // Package arch keeps the import map of the rooms under internal/ as a test, so that arrows go on pointing
-// one way, down the walk of an event (docs/ARCHITECTURE.md). It holds nothing else.
+// one way, down the walk of an event (docs/ARCHITECTURE.md), and what else the whole tree keeps to: who owns a table,
+// the words, and what is used under a lock.
 package arch
 
 import (

@@ -145,6 +145,19 @@ func TestFunctions_sayWhatTheyDoToWhat(t *testing.T) {
 	})
 }
 
+func TestComments_endWithOneStop(t *testing.T) {
+	textsBelow(t, filepath.Join("..", ".."), func(file, text string) {
+		n := 0
+		for line := range strings.Lines(text) {
+			n++
+			_, comment, is := strings.Cut(strings.TrimSpace(line), "// ")
+			if is && path.Ext(file) == ".go" && (comment == "." || strings.HasSuffix(comment, "..") && !strings.HasSuffix(comment, "...")) {
+				t.Errorf("%s:%d ends in a stop too many", file, n)
+			}
+		}
+	})
+}
+
 func TestSplitWords(t *testing.T) {
 	got := splitWords("errNobody mend_it TestX_saysAnew (exams) HTTPServer forANewOne")
 	want := []string{"err", "Nobody", "mend", "it", "Test", "X", "says", "Anew", "exams", "HTTP", "Server", "for", "A", "New", "One"}

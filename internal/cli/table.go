@@ -151,7 +151,7 @@ func (s *screen) show(text string) {
 		io.WriteString(s.out, text)
 		return
 	}
-	io.WriteString(s.out, s.erase()+text)
+	io.WriteString(s.out, s.eraseLocked()+text)
 	s.shown = text
 }
 
@@ -159,14 +159,14 @@ func (s *screen) show(text string) {
 func (s *screen) Write(p []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if _, err := io.WriteString(s.out, s.erase()+string(p)+s.shown); err != nil {
+	if _, err := io.WriteString(s.out, s.eraseLocked()+string(p)+s.shown); err != nil {
 		return 0, err
 	}
 	return len(p), nil
 }
 
-// erase goes up to the first line of what is shown and clears from there (ECMA-48: CUU and ED).
-func (s *screen) erase() string {
+// eraseLocked goes up to the first line of what is shown and clears from there (ECMA-48: CUU and ED).
+func (s *screen) eraseLocked() string {
 	lines := strings.Count(s.shown, "\n")
 	if lines == 0 {
 		return ""

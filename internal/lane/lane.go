@@ -429,7 +429,7 @@ func (l *Lane) addressLocked(c *call) {
 		}
 		c.outcome = append(c.outcome, nil)
 		c.deliveries = append(c.deliveries, subscriber.Delivery{Event: it.ev, Attempt: it.attempts() + 1, Term: term})
-		it.origin.label(&c.deliveries[len(c.deliveries)-1]) // in its place: a variable would be allocated
+		it.origin.labelLocked(&c.deliveries[len(c.deliveries)-1]) // in its place: a variable would be allocated
 	}
 }
 

@@ -10,8 +10,8 @@ import (
 // origin is where an item comes from: the stream, the debt or a replay. It says what differs between them. Each
 // implementation is one pointer or nothing, so that an item holds it without an allocation.
 type origin interface {
-	// label notes on a delivery where it comes from.
-	label(d *subscriber.Delivery)
+	// labelLocked notes on a delivery where it comes from.
+	labelLocked(d *subscriber.Delivery)
 	// finishLocked ends an item: delivered when err is nil, else recorded as a dead letter.
 	finishLocked(l *Lane, it *item, err error, now time.Time)
 	// oweLocked is called when the key of a queued item falls into debt. It reports whether the item stays queued.
@@ -24,7 +24,7 @@ type origin interface {
 // liveOrigin is of an item that the stream brought: it is in the window until it is finished or recorded as owed.
 type liveOrigin struct{ *ack.Delivery }
 
-func (liveOrigin) label(*subscriber.Delivery) {}
+func (liveOrigin) labelLocked(*subscriber.Delivery) {}
 
 func (o liveOrigin) finishLocked(l *Lane, it *item, err error, now time.Time) {
 	l.noteCommitToAckLocked(it, now)
@@ -47,7 +47,7 @@ func (liveOrigin) giveUpLocked(*Lane, *item) bool { return true }
 // owedOrigin is of an item that was read from the debt: it stays recorded there until it is paid.
 type owedOrigin struct{}
 
-func (owedOrigin) label(d *subscriber.Delivery) { d.Owed = true }
+func (owedOrigin) labelLocked(d *subscriber.Delivery) { d.Owed = true }
 
 func (owedOrigin) finishLocked(l *Lane, it *item, err error, now time.Time) {
 	l.noteCommitToAckLocked(it, now)
@@ -71,7 +71,7 @@ func (owedOrigin) giveUpLocked(l *Lane, it *item) bool {
 // replayOrigin is of an item that a replay hands over again.
 type replayOrigin struct{ *replay }
 
-func (o replayOrigin) label(d *subscriber.Delivery) { d.Replay, d.Again = true, o.again }
+func (o replayOrigin) labelLocked(d *subscriber.Delivery) { d.Replay, d.Again = true, o.again }
 
 // finishLocked tells no lag: the event happened long ago.
 func (o replayOrigin) finishLocked(_ *Lane, _ *item, err error, _ time.Time) { o.finished(err) }

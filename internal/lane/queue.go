@@ -9,12 +9,11 @@ import (
 
 // item is a delivery in the lane.
 //
-// Invariant: ev never changes. Everything else is read and written under Lane.mu alone, by whoever has the item in
-// hand as by anyone else: the debt reader looks at items that are in a call, and a call that is overdue goes on with
-// items that the debt reader has. What is needed without the lock, to write it to a database or into the log, is
-// copied under it; see owedLocked.
+// Invariant: All of it is guarded by Lane.mu but for ev, for whoever has the item in hand as for anyone else: the debt
+// reader looks at items that are in a call, and a call that is overdue goes on with items that the debt reader has. What
+// is needed without the lock, to write it to a database or into the log, is copied under it; see owedLocked.
 type item struct {
-	ev      *event.Event
+	ev      *event.Event // never changes
 	origin  origin
 	number  int32         // of a replayed one, in its call of Replay
 	offered time.Duration // when the lane got it, from when the lane was made

@@ -6,7 +6,7 @@ import (
 )
 
 // retries are the keys that fail, by when their next attempt is due; those that may be tried come first.
-// The zero value is empty.
+// The zero value is empty. All of it is guarded by Lane.mu.
 type retries []*keyQueue
 
 // first is the key that is due first, nil when there is none.
@@ -30,7 +30,7 @@ func (r *retries) pop() *keyQueue     { return heap.Pop((*retryHeap)(r)).(*keyQu
 func (r *retries) remove(q *keyQueue) { heap.Remove((*retryHeap)(r), q.place) }
 func (r *retries) sort()              { heap.Init((*retryHeap)(r)) }
 
-// retryHeap is retries for package heap.
+// retryHeap is retries for package heap. All of it is guarded by Lane.mu.
 type retryHeap []*keyQueue
 
 func (h retryHeap) Len() int           { return len(h) }

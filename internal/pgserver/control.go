@@ -18,18 +18,18 @@ func (s *Server) Stop(ctx context.Context) error {
 		return nil
 	}
 	s.gone = true
-	_ = s.signalAll(syscall.SIGCONT) // an error means that nothing of it runs
-	return errors.Join(s.end(ctx, syscall.SIGINT), s.supervisor.end())
+	_ = s.signalAllLocked(syscall.SIGCONT) // an error means that nothing of it runs
+	return errors.Join(s.endLocked(ctx, syscall.SIGINT), s.supervisor.end())
 }
 
 // Restart shuts the server down as Stop does, keeps the data, and starts it again on the same port.
 func (s *Server) Restart(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.end(ctx, syscall.SIGINT); err != nil {
+	if err := s.endLocked(ctx, syscall.SIGINT); err != nil {
 		return err
 	}
-	return s.start(ctx)
+	return s.startLocked(ctx)
 }
 
 // Kill stops the server as a crash would (immediate shutdown): no checkpoint, no goodbye. The data is
@@ -37,15 +37,15 @@ func (s *Server) Restart(ctx context.Context) error {
 func (s *Server) Kill(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	_ = s.signalAll(syscall.SIGCONT) // an error means that nothing of it runs
-	return s.end(ctx, syscall.SIGQUIT)
+	_ = s.signalAllLocked(syscall.SIGCONT) // an error means that nothing of it runs
+	return s.endLocked(ctx, syscall.SIGQUIT)
 }
 
 // StartAgain starts a server that is down, on its old port, and returns when it answers.
 func (s *Server) StartAgain(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.start(ctx)
+	return s.startLocked(ctx)
 }
 
 // Freeze suspends the postmaster and every process of the server: connections stay open and no one
@@ -59,14 +59,14 @@ func (s *Server) Thaw() error { return s.signalRunning(syscall.SIGCONT) }
 func (s *Server) PID() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.running() {
+	if !s.runningLocked() {
 		return 0
 	}
 	return s.process.cmd.Process.Pid
 }
 
-// running reports whether the postmaster lives. The caller holds s.mu.
-func (s *Server) running() bool {
+// runningLocked reports whether the postmaster lives.
+func (s *Server) runningLocked() bool {
 	if s.process == nil {
 		return false
 	}
@@ -78,10 +78,10 @@ func (s *Server) running() bool {
 	}
 }
 
-// end signals the postmaster and waits for it. What has not ended when ctx does, or after ten seconds,
-// is stopped at once, which is an error. The caller holds s.mu.
-func (s *Server) end(ctx context.Context, signal syscall.Signal) error {
-	if !s.running() {
+// endLocked signals the postmaster and waits for it. What has not ended when ctx does, or after ten seconds,
+// is stopped at once, which is an error.
+func (s *Server) endLocked(ctx context.Context, signal syscall.Signal) error {
+	if !s.runningLocked() {
 		return nil
 	}
 	pid, exited := s.process.cmd.Process.Pid, s.process.exited
@@ -94,7 +94,7 @@ func (s *Server) end(ctx context.Context, signal syscall.Signal) error {
 	case <-ctx.Done():
 		late = fmt.Errorf("stop postgres (pid %d): still running after %w, stopped at once", pid, ctx.Err())
 		s.process.cmd.Process.Signal(syscall.SIGQUIT)
-		_ = s.signalAll(syscall.SIGCONT) // a frozen child would outlive its postmaster
+		_ = s.signalAllLocked(syscall.SIGCONT) // a frozen child would outlive its postmaster
 		select {
 		case <-exited: // the postmaster kills its own children after five seconds
 		case <-time.After(8 * time.Second):
@@ -109,16 +109,15 @@ func (s *Server) end(ctx context.Context, signal syscall.Signal) error {
 func (s *Server) signalRunning(signal syscall.Signal) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.running() {
+	if !s.runningLocked() {
 		return fmt.Errorf("%v to postgres: it is down", signal)
 	}
-	return s.signalAll(signal)
+	return s.signalAllLocked(signal)
 }
 
-// signalAll signals the postmaster first: once it is suspended it makes no further children. The caller
-// holds s.mu.
-func (s *Server) signalAll(signal syscall.Signal) error {
-	if !s.running() {
+// signalAllLocked signals the postmaster first: once it is suspended it makes no further children.
+func (s *Server) signalAllLocked(signal syscall.Signal) error {
+	if !s.runningLocked() {
 		return nil
 	}
 	pid := s.process.cmd.Process.Pid

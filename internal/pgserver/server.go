@@ -136,7 +136,7 @@ func (s *Server) setUp(ctx context.Context, options Options) error {
 		if err := s.writeSettings(options.Settings); err != nil {
 			return err
 		}
-		err := s.start(ctx)
+		err := s.startLocked(ctx)
 		if !errors.Is(err, ErrPortTaken) || options.Port != 0 {
 			return err
 		}
@@ -187,12 +187,12 @@ func (s *Server) writeSettings(extra map[string]string) error {
 	return s.writeFile(filepath.Join(s.data(), "postgresql.conf"), conf.String())
 }
 
-// start runs the postmaster until it answers. The caller holds s.mu.
-func (s *Server) start(ctx context.Context) error {
+// startLocked runs the postmaster until it answers.
+func (s *Server) startLocked(ctx context.Context) error {
 	switch {
 	case s.gone:
 		return errors.New("start postgres: its folder is removed, it was stopped for good")
-	case s.running():
+	case s.runningLocked():
 		return errors.New("start postgres: it runs already")
 	}
 	if err := portFree(s.port); err != nil {
@@ -221,10 +221,10 @@ func (s *Server) start(ctx context.Context) error {
 		runtime.KeepAlive(s.supervisor)
 	}(s.process)
 	if err := s.supervisor.watch(cmd.Process.Pid); err != nil {
-		return errors.Join(err, s.end(ctx, syscall.SIGQUIT))
+		return errors.Join(err, s.endLocked(ctx, syscall.SIGQUIT))
 	}
 	if err := s.untilReady(ctx); err != nil {
-		_ = s.end(context.WithoutCancel(ctx), syscall.SIGQUIT) // why it did not get ready matters more
+		_ = s.endLocked(context.WithoutCancel(ctx), syscall.SIGQUIT) // why it did not get ready matters more
 		said, _ := io.ReadAll(io.NewSectionReader(logFile, logStart, 1<<20))
 		if strings.Contains(string(said), "could not bind") {
 			err = errors.Join(ErrPortTaken, err)

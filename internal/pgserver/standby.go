@@ -20,7 +20,7 @@ import (
 func (s *Server) Standby(ctx context.Context, options Options) (*Server, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.end(ctx, syscall.SIGINT); err != nil {
+	if err := s.endLocked(ctx, syscall.SIGINT); err != nil {
 		return nil, err
 	}
 	options.Bin, options.primary = s.bin, s
@@ -32,7 +32,7 @@ func (s *Server) Standby(ctx context.Context, options Options) (*Server, error) 
 	maps.Copy(settings, options.Settings)
 	options.Settings = settings
 	standby, err := Start(ctx, options)
-	if again := s.start(ctx); again != nil {
+	if again := s.startLocked(ctx); again != nil {
 		if standby != nil {
 			again = errors.Join(again, standby.Stop(context.WithoutCancel(ctx)))
 		}

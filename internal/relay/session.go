@@ -223,8 +223,11 @@ func (r *Relay) reopen(ctx context.Context, last *session) (_ *session, err erro
 			s.conn.Close()
 		}
 	}()
+	r.mu.Lock()
+	tracker := r.tracker
+	r.mu.Unlock()
 	switch {
-	case s.record == nil || s.record.State != store.SlotReady || s.record.Confirmed < r.tracker.Confirmed():
+	case s.record == nil || s.record.State != store.SlotReady || s.record.Confirmed < tracker.Confirmed():
 		return nil, &changed{reason: "the database has gone back: it does not know what was recorded"}
 	case s.slot == nil:
 		return nil, &changed{reason: "the slot is gone"}

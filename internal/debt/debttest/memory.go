@@ -67,9 +67,9 @@ func (m *Memory) EveryEventHasARow(fn func(event.Identity)) {
 	m.onMark = fn
 }
 
-func (m *Memory) hasRow(e *event.Event) bool { return e.Row != "" || m.onMark != nil }
+func (m *Memory) hasRowLocked(e *event.Event) bool { return e.Row != "" || m.onMark != nil }
 
-func (m *Memory) setMark(of event.Identity, attempts int) {
+func (m *Memory) setMarkLocked(of event.Identity, attempts int) {
 	_, marked := m.marked[of]
 	m.marked[of] += attempts
 	if m.onMark != nil && !marked {
@@ -81,7 +81,7 @@ func (m *Memory) setMark(of event.Identity, attempts int) {
 func (m *Memory) Add(subscriber string, e *event.Event, state lane.State) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if a := m.of(subscriber); a.rows[e.Identity()] == nil {
+	if a := m.ofLocked(subscriber); a.rows[e.Identity()] == nil {
 		a.insert(&row{Owed: lane.Owed{Event: e}, state: state})
 		m.changes++
 	}
@@ -91,7 +91,7 @@ func (m *Memory) Add(subscriber string, e *event.Event, state lane.State) {
 func (m *Memory) Redrive(subscriber string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, r := range m.of(subscriber).order {
+	for _, r := range m.ofLocked(subscriber).order {
 		if r.state == lane.StateDead {
 			r.state, r.NextAttempt, r.FirstFailure = lane.StateWaiting, time.Time{}, time.Time{}
 		}
@@ -103,7 +103,7 @@ func (m *Memory) Redrive(subscriber string) {
 func (m *Memory) Pause(subscriber string, paused bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.of(subscriber).paused = paused
+	m.ofLocked(subscriber).paused = paused
 	m.changes++
 }
 
@@ -111,9 +111,9 @@ func (m *Memory) Pause(subscriber string, paused bool) {
 func (m *Memory) Discard(subscriber string, e *event.Event) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	a := m.of(subscriber)
+	a := m.ofLocked(subscriber)
 	if r := a.rows[e.Identity()]; r != nil && r.state != lane.StatePaid {
-		r.state, r.mark = lane.StatePaid, m.hasRow(r.Event)
+		r.state, r.mark = lane.StatePaid, m.hasRowLocked(r.Event)
 		a.paid[e.Identity()] = r
 	}
 	m.changes++
@@ -123,7 +123,7 @@ func (m *Memory) Discard(subscriber string, e *event.Event) {
 func (m *Memory) Rename(before, name string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.subscribers[name] = m.of(before)
+	m.subscribers[name] = m.ofLocked(before)
 	delete(m.subscribers, before)
 }
 
@@ -131,14 +131,14 @@ func (m *Memory) Rename(before, name string) {
 func (m *Memory) Owed(subscriber string, state lane.State) []lane.Owed {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.of(subscriber).in(state)
+	return m.ofLocked(subscriber).in(state)
 }
 
 // Secured returns the highest position that Paid was given.
 func (m *Memory) Secured(subscriber string) event.Position {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.of(subscriber).secured
+	return m.ofLocked(subscriber).secured
 }
 
 // Marked tells whether the event's row is marked, and the attempts added to it.
@@ -155,7 +155,7 @@ func (m *Memory) Load(ctx context.Context, subscriber string, secured event.Posi
 	if err := m.begin(ctx); err != nil {
 		return lane.Debt{}, err
 	}
-	a := m.of(subscriber)
+	a := m.ofLocked(subscriber)
 	debt := lane.Debt{Keys: make(map[string]int), Bounds: make(map[string]event.LSN), Paused: a.paused, Change: m.changes}
 	for _, r := range a.order {
 		bound := event.Position{Epoch: r.Event.Position.Epoch, Commit: r.Event.Bound}
@@ -184,7 +184,7 @@ func (m *Memory) Record(ctx context.Context, subscriber string, owed []lane.Owed
 	if err := m.begin(ctx); err != nil {
 		return err
 	}
-	m.of(subscriber).record(owed)
+	m.ofLocked(subscriber).record(owed)
 	return nil
 }
 
@@ -194,7 +194,7 @@ func (m *Memory) Dead(ctx context.Context, subscriber string, letter lane.Owed) 
 	if err := m.begin(ctx); err != nil {
 		return err
 	}
-	m.of(subscriber).recordDead(letter)
+	m.ofLocked(subscriber).recordDead(letter)
 	return nil
 }
 
@@ -203,7 +203,7 @@ func (m *Memory) Dead(ctx context.Context, subscriber string, letter lane.Owed) 
 func (m *Memory) RecordRows(_ context.Context, _ pgx.Tx, subscriber string, owed []lane.Owed) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	a := m.of(subscriber)
+	a := m.ofLocked(subscriber)
 	seen := make(map[event.Identity]bool)
 	for _, o := range owed {
 		if r := a.rows[o.Event.Identity()]; r != nil && r.state == lane.StateWaiting && !seen[o.Event.Identity()] {
@@ -220,7 +220,7 @@ func (m *Memory) RecordRows(_ context.Context, _ pgx.Tx, subscriber string, owed
 func (m *Memory) RecordDead(_ context.Context, _ pgx.Tx, subscriber string, letter lane.Owed) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.of(subscriber).recordDead(letter)
+	m.ofLocked(subscriber).recordDead(letter)
 	return nil
 }
 
@@ -228,7 +228,7 @@ func (m *Memory) RecordDead(_ context.Context, _ pgx.Tx, subscriber string, lett
 func (m *Memory) MarkLater(_ context.Context, _ pgx.Tx, events []lane.Owed) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	a := m.of("")
+	a := m.ofLocked("")
 	for _, o := range events {
 		id := o.Event.Identity()
 		if a.rows[id] == nil {
@@ -280,7 +280,7 @@ func (m *Memory) Waiting(ctx context.Context, subscriber string, query lane.Quer
 	for _, key := range query.InHand {
 		inHand[key] = true
 	}
-	a := m.of(subscriber)
+	a := m.ofLocked(subscriber)
 	first := a.after(query.After)
 	for i, r := range a.order {
 		if r.state != lane.StateWaiting {
@@ -310,7 +310,7 @@ func (m *Memory) Sample(ctx context.Context, subscriber string, order lane.Order
 	}
 	seen := make(map[string]bool)
 	var due []lane.Owed
-	for _, r := range m.of(subscriber).order {
+	for _, r := range m.ofLocked(subscriber).order {
 		key := r.Event.Key
 		if order != lane.ByKey {
 			key = r.Event.Source + " " + r.Event.ID
@@ -338,7 +338,7 @@ func (m *Memory) Known(ctx context.Context, subscriber string, events []*event.E
 	}
 	known := make(map[int]lane.Recorded)
 	for i, e := range events {
-		if r := m.of(subscriber).rows[e.Identity()]; r != nil {
+		if r := m.ofLocked(subscriber).rows[e.Identity()]; r != nil {
 			known[i] = lane.Recorded{State: r.state, MadeUp: r.Event.Bound != 0 && !r.InTableOrder}
 		}
 	}
@@ -351,13 +351,13 @@ func (m *Memory) Paid(ctx context.Context, subscriber string, paid []lane.Paid, 
 	if err := m.begin(ctx); err != nil {
 		return err
 	}
-	a := m.of(subscriber)
+	a := m.ofLocked(subscriber)
 	if a.secured.Compare(secured) < 0 {
 		a.secured = secured
 	}
 	for _, p := range paid {
 		if r := a.rows[p.Event.Identity()]; r != nil {
-			r.state, r.mark, r.Attempts = lane.StatePaid, m.hasRow(r.Event), p.Attempts
+			r.state, r.mark, r.Attempts = lane.StatePaid, m.hasRowLocked(r.Event), p.Attempts
 			a.paid[p.Event.Identity()] = r
 		}
 	}
@@ -390,8 +390,8 @@ func (m *Memory) MarkRows(ctx context.Context, query debt.MarkQuery) (debt.MarkR
 		}
 		round.Done++
 		r.mark = false
-		if !m.owes(events[i]) {
-			m.setMark(events[i], r.Attempts)
+		if !m.owesLocked(events[i]) {
+			m.setMarkLocked(events[i], r.Attempts)
 		}
 	}
 	for name, a := range m.subscribers {
@@ -408,8 +408,8 @@ func (m *Memory) MarkRows(ctx context.Context, query debt.MarkQuery) (debt.MarkR
 func (m *Memory) Mark(e *event.Event, attempts int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if _, marked := m.marked[e.Identity()]; !marked && m.hasRow(e) && !m.owes(e.Identity()) {
-		m.setMark(e.Identity(), attempts)
+	if _, marked := m.marked[e.Identity()]; !marked && m.hasRowLocked(e) && !m.owesLocked(e.Identity()) {
+		m.setMarkLocked(e.Identity(), attempts)
 	}
 }
 
@@ -420,7 +420,7 @@ func (m *Memory) Failed(ctx context.Context, subscriber string, owed []lane.Owed
 		return err
 	}
 	for _, o := range owed {
-		if r := m.of(subscriber).rows[o.Event.Identity()]; r != nil && r.state == lane.StateWaiting {
+		if r := m.ofLocked(subscriber).rows[o.Event.Identity()]; r != nil && r.state == lane.StateWaiting {
 			o.Event = r.Event
 			r.Owed = o
 		}
@@ -435,7 +435,7 @@ func (m *Memory) Blocked(ctx context.Context, subscriber string) ([]string, erro
 		return nil, err
 	}
 	var keys []string
-	for _, o := range m.of(subscriber).in(lane.StateDead) {
+	for _, o := range m.ofLocked(subscriber).in(lane.StateDead) {
 		keys = append(keys, o.Event.Key)
 	}
 	return slices.Compact(slices.Sorted(slices.Values(keys))), nil
@@ -447,7 +447,7 @@ func (m *Memory) Changes(ctx context.Context, subscriber string) (lane.Changes, 
 	if err := m.begin(ctx); err != nil {
 		return lane.Changes{}, err
 	}
-	a := m.of(subscriber)
+	a := m.ofLocked(subscriber)
 	look := lane.Changes{Paused: a.paused, Change: m.changes}
 	if i := slices.IndexFunc(a.order, func(r *row) bool { return r.state == lane.StateWaiting }); i >= 0 {
 		oldest := a.order[i].Event
@@ -463,7 +463,7 @@ func (m *Memory) Unwanted(ctx context.Context, subscriber, _ string) error {
 	if err := m.begin(ctx); err != nil {
 		return err
 	}
-	m.of(subscriber).paused = true
+	m.ofLocked(subscriber).paused = true
 	return nil
 }
 
@@ -481,8 +481,8 @@ func (m *Memory) begin(ctx context.Context) error {
 	return nil
 }
 
-// of returns a subscriber's account.
-func (m *Memory) of(subscriber string) *account {
+// ofLocked returns a subscriber's account.
+func (m *Memory) ofLocked(subscriber string) *account {
 	a := m.subscribers[subscriber]
 	if a == nil {
 		a = &account{rows: make(map[event.Identity]*row), paid: make(map[event.Identity]*row)}
@@ -491,8 +491,8 @@ func (m *Memory) of(subscriber string) *account {
 	return a
 }
 
-// owes tells whether anything of an event is owed to anybody.
-func (m *Memory) owes(id event.Identity) bool {
+// owesLocked tells whether anything of an event is owed to anybody.
+func (m *Memory) owesLocked(id event.Identity) bool {
 	for _, a := range m.subscribers {
 		if r := a.rows[id]; r != nil && r.state != lane.StatePaid {
 			return true

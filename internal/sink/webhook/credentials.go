@@ -36,7 +36,7 @@ type rotation struct {
 	mu     sync.Mutex
 	readAt time.Time    // guarded by mu
 	latest Options      // as read at readAt; guarded by mu
-	now    *credentials // of the last latest that made sense; guarded by mu where live, else never changed
+	now    *credentials // of the last latest that made sense; guarded by mu
 	err    error        // why latest makes no sense; guarded by mu
 }
 
@@ -52,12 +52,9 @@ func newRotation(o Options, target *url.URL) *rotation {
 // current returns what a request is sent with now. That a file makes no sense is the receiver's absence: no event is
 // given up for it.
 func (r *rotation) current() (*credentials, error) {
-	if !r.live {
-		return r.now, nil
-	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if time.Since(r.readAt) < rereadAfter {
+	if !r.live || time.Since(r.readAt) < rereadAfter {
 		return r.now, r.err
 	}
 	r.readAt = time.Now()
