@@ -209,7 +209,7 @@ func SourcesOf(flow config.Flow) []*outbox.Source {
 				Topic: c["topic"], Revision: c["revision"], Payload: c["payload"], Headers: c["headers"],
 				Time: c["time"], Order: c["order"], Published: c["published"],
 			},
-			Mark: s.Mark == "auto", RepairAll: s.Repair == "all", Ours: s.Rows == "ours", Retention: s.Retention.Std(),
+			Mark: s.Mark == "auto", RepairAll: s.Repair == "all", Ours: s.Rows == "ours", Retention: s.Retention.Std(), TimeZone: s.TimeZone,
 		}
 	}
 	return sources

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/backendstart/walpost/internal/config"
 	"github.com/backendstart/walpost/internal/lessons"
@@ -25,6 +26,8 @@ type Room struct {
 	Config config.Subscriber
 	// SeveralSources tells that the subscriber gets events of more than one source.
 	SeveralSources bool
+	// Zones are those of times without one, by source.
+	Zones map[string]*time.Location
 }
 
 // Subscribers returns the built-in kinds. A new subscriber is a line here and a file of its own.
@@ -42,7 +45,7 @@ func Subscribers() Kinds {
 		},
 		"webhook": func(r Room) (subscriber.Subscriber, error) {
 			o := webhookOptions(r.Config)
-			o.SeveralSources = r.SeveralSources
+			o.SeveralSources, o.Zones = r.SeveralSources, r.Zones
 			return webhook.New(o)
 		},
 	}
@@ -91,6 +94,10 @@ func (k Kinds) Names() []string { return slices.Sorted(maps.Keys(k)) }
 func (k Kinds) build(flow config.Flow, room Room) ([]subscriber.Subscriber, error) {
 	var built []subscriber.Subscriber
 	var errs []error
+	room.Zones = make(map[string]*time.Location)
+	for _, source := range flow.Sources {
+		room.Zones[source.Name] = source.Location()
+	}
 	for _, options := range flow.Subscribers {
 		r := room
 		r.Config, r.Log = options, room.Log.With("subscriber", options.Name)

@@ -6,6 +6,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 	"unicode"
 	"unicode/utf8"
 )
@@ -129,6 +130,9 @@ func (c *checker) source(s Source, tables map[string]bool) {
 	c.oneOf("mark", s.Mark, "auto", "off")
 	c.oneOf("repair", s.Repair, "stop", "all")
 	c.oneOf("rows", s.Rows, "ours", "shared")
+	if _, err := time.LoadLocation(s.TimeZone); err != nil || s.TimeZone == "Local" {
+		c.fail("time_zone", "%q is no time zone: write its name as in the IANA database, Asia/Tokyo", s.TimeZone)
+	}
 	for role, column := range s.Columns {
 		if !slices.Contains(columnRoles, role) {
 			c.fail("columns", "%q is none of %s", role, strings.Join(columnRoles, ", "))

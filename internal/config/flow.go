@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	_ "time/tzdata" // a container may have none
 
 	"github.com/goccy/go-yaml/ast"
 
@@ -39,6 +40,17 @@ type Source struct {
 	Rows string `yaml:"rows,omitempty"`
 	// Retention is how long a published row is kept before walpost deletes it; 0 is for ever.
 	Retention Retention `yaml:"retention"`
+	// TimeZone is the zone that the values of a time column without one are in, by its IANA name; "" is UTC.
+	TimeZone string `yaml:"time_zone,omitempty"`
+}
+
+// Location is TimeZone, which check has looked at.
+func (s Source) Location() *time.Location {
+	location, err := time.LoadLocation(s.TimeZone)
+	if err != nil {
+		return time.UTC
+	}
+	return location
 }
 
 // Subscriber is who gets events, and how patiently.

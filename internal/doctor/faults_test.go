@@ -454,6 +454,8 @@ var sourceFaults = []fault{
 		}, do: func(h *harness) { h.options.Subscribers[0].Filter.Events = []string{"lesson.*"} }},
 	{name: "has a time without a zone", check: "source-table", level: doctor.Warning, says: `time column "created_at" of public.outbox has no time zone`,
 		seed: run("ALTER TABLE outbox ALTER created_at TYPE timestamp"), do: run("ALTER TABLE outbox ALTER created_at TYPE timestamptz USING created_at AT TIME ZONE 'Asia/Tokyo'")},
+	{name: "has a time without a zone, which the source can name", check: "source-table", level: doctor.Warning, says: `time column "created_at" of public.outbox has no time zone`,
+		seed: run("ALTER TABLE outbox ALTER created_at TYPE timestamp"), do: func(h *harness) { h.options.Sources[0].TimeZone = "Asia/Tokyo" }},
 	{name: "lets rows be born published", check: "source-table", level: doctor.Problem, says: "has a default",
 		seed: run("ALTER TABLE outbox ALTER published_at SET DEFAULT now()")},
 	{name: "lets no row wait", check: "source-table", level: doctor.Problem, says: "cannot be NULL",

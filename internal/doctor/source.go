@@ -39,10 +39,10 @@ func checkSourceTables(ctx context.Context, c *checker) ([]Finding, error) {
 		for _, text := range table.Warnings() {
 			found = append(found, warning(text, "it works, but is surely not meant", &Fix{Do: "correct the table, or the source in walpost.yaml"}).about(source.Name))
 		}
-		if name := table.ZonelessTime(); name != "" {
+		if name := table.ZonelessTime(); name != "" && source.TimeZone == "" {
 			found = append(found, warning(fmt.Sprintf("time column %q of %s has no time zone", name, relation(table)),
 				"walpost takes it for UTC: where its writers mean another zone, the time of CloudEvents and replay --since are hours off",
-				&Fix{Do: "let the writers write UTC, or make it timestamptz and name the zone that the values are in (ALTER COLUMN … TYPE timestamptz USING … AT TIME ZONE '…')"}).about(source.Name))
+				&Fix{Do: "name the zone that the values are in: time_zone: of the source, UTC or one as Asia/Tokyo; or make the column timestamptz (ALTER COLUMN … TYPE timestamptz USING … AT TIME ZONE '…')"}).about(source.Name))
 		}
 		born, err := c.bornPublished(ctx, table)
 		if err != nil {

@@ -15,7 +15,7 @@ func (t *Table) OldestUnpublished(ctx context.Context, db DB) (time.Time, error)
 	}
 	var oldest *time.Time
 	at := quote(t.Columns[t.layout.time])
-	err := db.QueryRow(ctx, `SELECT min(t.`+at+`)::timestamptz FROM `+t.sql()+` t WHERE `+t.unpublished()).Scan(&oldest)
+	err := db.QueryRow(ctx, `SELECT `+t.momentSQL(`min(t.`+at+`)`)+` FROM `+t.sql()+` t WHERE `+t.unpublished()).Scan(&oldest)
 	if err != nil {
 		return time.Time{}, fmt.Errorf("look for the oldest unpublished row of %s: %w", t.Source.relation(), err)
 	}

@@ -31,6 +31,8 @@ type Source struct {
 	Ours bool
 	// Retention is how long a published row stays; 0 keeps it for ever.
 	Retention time.Duration
+	// TimeZone is the zone of a time column whose type has none, by its IANA name; "" is UTC.
+	TimeZone string
 }
 
 // Columns maps what an event needs to columns of a table. An empty field means the first well-known name

@@ -157,7 +157,7 @@ func (t *Table) Reach(ctx context.Context, tx pgx.Tx) (from time.Time, timeless 
 	column := "t." + quote(t.Columns[t.layout.time])
 	var oldest *time.Time
 	// The extremes of a date type are no time that Go knows.
-	err = tx.QueryRow(ctx, `SELECT min(`+column+`) FILTER (WHERE isfinite(`+column+`))::timestamptz, count(*) FILTER (WHERE `+column+` IS NULL)
+	err = tx.QueryRow(ctx, `SELECT `+t.momentSQL(`min(`+column+`) FILTER (WHERE isfinite(`+column+`))`)+`, count(*) FILTER (WHERE `+column+` IS NULL)
 		FROM `+t.sql()+` t`).Scan(&oldest, &timeless)
 	if err != nil {
 		return time.Time{}, 0, fmt.Errorf("look how far %s reaches back: %w", t.Source.relation(), err)
@@ -181,10 +181,12 @@ func (t *Table) chosen(c Choice) (where string, args []any, err error) {
 		}
 		column := "t." + quote(t.Columns[t.layout.time])
 		if !c.Since.IsZero() {
-			add(column+" >=", c.Since)
+			args = append(args, c.Since)
+			conditions = append(conditions, column+" >= "+t.atSQL("$"+strconv.Itoa(len(args))))
 		}
 		if !c.Until.IsZero() {
-			add(column+" <", c.Until)
+			args = append(args, c.Until)
+			conditions = append(conditions, column+" < "+t.atSQL("$"+strconv.Itoa(len(args))))
 		}
 	}
 	if c.Type != "" {

@@ -66,6 +66,10 @@ func TestPage_readsEveryChosenRowOnceInTheOrderOfARepair(t *testing.T) {
 			outbox.Columns{}, outbox.Choice{Since: at, Until: at.Add(time.Second)}, "2"},
 		{"since a time without a zone", `id int PRIMARY KEY, type text, payload text, created_at timestamp`,
 			`(1, 't', '', '2026-01-02 03:04:04'), (2, 't', '', '2026-01-02 03:04:05')`, outbox.Columns{}, outbox.Choice{Since: at}, "2"},
+		// S-174
+		{"since a time whose zone the source names", `id int PRIMARY KEY, type text, payload text, created_at timestamp`,
+			`(1, 't', '', '2026-01-02 12:04:04'), (2, 't', '', '2026-01-02 12:04:05'), (3, 't', '', '2026-01-02 12:04:06')`,
+			outbox.Columns{}, outbox.Choice{Since: at, Until: at.Add(time.Second)}, "2"},
 		{"by an order column that repeats", `id uuid PRIMARY KEY, type text, payload text, n int`,
 			`('00000000-0000-0000-0000-000000000002', 't', '', 7), ('00000000-0000-0000-0000-000000000001', 't', '', 7), ('00000000-0000-0000-0000-000000000003', 't', '', 6)`,
 			outbox.Columns{Order: "n"}, outbox.Choice{},
@@ -84,7 +88,11 @@ func TestPage_readsEveryChosenRowOnceInTheOrderOfARepair(t *testing.T) {
 			if test.rows != "" {
 				db.Exec(`INSERT INTO o VALUES ` + test.rows)
 			}
-			table := inspect(t, db, &outbox.Source{Name: "o", Schema: "public", Table: "o", Columns: test.source})
+			zone := ""
+			if strings.Contains(test.name, "whose zone the source names") {
+				zone = "Asia/Tokyo"
+			}
+			table := inspect(t, db, &outbox.Source{Name: "o", Schema: "public", Table: "o", Columns: test.source, TimeZone: zone})
 			if test.rows == "" {
 				err := postgres.InTx(t.Context(), db.Pinned, func(tx pgx.Tx) error {
 					last, err := table.Last(t.Context(), tx)

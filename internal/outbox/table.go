@@ -239,6 +239,30 @@ func (t *Table) ZonelessTime() string {
 	return ""
 }
 
+// momentSQL is the moment that a value of the time column means.
+func (t *Table) momentSQL(value string) string {
+	if t.ZonelessTime() == "" {
+		return "(" + value + ")::timestamptz"
+	}
+	return "((" + value + ") AT TIME ZONE " + t.zoneSQL() + ")"
+}
+
+// atSQL is a moment as the time column would have it, so that an index of the column can be used.
+func (t *Table) atSQL(moment string) string {
+	if t.ZonelessTime() == "" {
+		return moment
+	}
+	return "(" + moment + "::timestamptz AT TIME ZONE " + t.zoneSQL() + ")"
+}
+
+func (t *Table) zoneSQL() string {
+	zone := t.Source.TimeZone
+	if zone == "" {
+		zone = "UTC"
+	}
+	return "'" + strings.ReplaceAll(zone, "'", "''") + "'"
+}
+
 // Marks reports whether rows are to be marked, and can be.
 func (t *Table) Marks() bool { return t.Source.Mark && t.Published != "" }
 

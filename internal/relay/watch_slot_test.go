@@ -71,7 +71,9 @@ func TestRelay_namesTheSlotOfAFormerName(t *testing.T) {
 	o, log := logged(t, options(t, db, subscribertest.Recording()))
 	o.Slot, o.Registry = db.Name+"_2", prometheus.NewRegistry()
 	o.Sources[0].Mark = false
-	t.Cleanup(func() { db.Exec(`SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1`, o.Slot) })
+	t.Cleanup(func() {
+		db.Exec(`SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1`, o.Slot)
+	})
 	r := streaming(t, o)
 	junk(db, 3)
 	eventually(t, "the old slot's bytes", func() bool {

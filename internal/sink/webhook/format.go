@@ -38,7 +38,7 @@ func (w *Webhook) attributes(e *event.Event) [][2]string {
 		{"source", "/walpost/" + e.Source},
 		{"type", e.Type},
 		{"subject", e.AggregateID},
-		{"time", rfc3339(e.OccurredAt)},
+		{"time", rfc3339(e.OccurredAt, w.zones[e.Source])},
 		{"partitionkey", e.Key},
 		{"sequence", e.Position.String()},
 		{"correlationid", e.CorrelationID()},
@@ -188,11 +188,14 @@ func (w *Webhook) batchID(deliveries []subscriber.Delivery) string {
 // or as JSON has it.
 var layouts = []string{"2006-01-02 15:04:05.999999999Z07", "2006-01-02 15:04:05.999999999Z07:00", "2006-01-02 15:04:05.999999999", time.RFC3339Nano}
 
-// rfc3339 writes a time as CloudEvents wants it, "" where it is none.
-func rfc3339(text string) string {
+// rfc3339 writes a time as CloudEvents wants it, "" where it is none. zone is that of a text without one, nil for UTC.
+func rfc3339(text string, zone *time.Location) string {
+	if zone == nil {
+		zone = time.UTC
+	}
 	text = strings.TrimSpace(text)
 	for _, layout := range layouts {
-		if at, err := time.Parse(layout, text); err == nil {
+		if at, err := time.ParseInLocation(layout, text, zone); err == nil {
 			return at.UTC().Format(time.RFC3339Nano)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"net/url"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/sink/webhook"
@@ -166,6 +167,17 @@ func TestCloudEvents_timeIsWhatTheColumnSays(t *testing.T) {
 	o := options(r.URL)
 	o.Format = webhook.CloudEvents
 	sub := open(t, o)
+	o.Zones = map[string]*time.Location{"tokyo": time.FixedZone("", 9*3600)} // S-174
+	inZone := open(t, o)
+	for text, want := range map[string]string{"2026-01-02 03:04:05": "2026-01-01T18:04:05Z", "2026-01-02 03:04:05+00": "2026-01-02T03:04:05Z"} {
+		if err := inZone.Handle(t.Context(), subscriber.Delivery{Event: &event.Event{ID: "1", Type: "t", Source: "tokyo", OccurredAt: text}}); err != nil {
+			t.Fatal(err)
+		}
+		requests := r.got()
+		if got := requests[len(requests)-1].header.Get("ce-time"); got != want {
+			t.Errorf("%q in Tokyo: got %q, want %q", text, got, want)
+		}
+	}
 	for text, want := range map[string]string{
 		"2026-01-02 03:04:05.678901+00": "2026-01-02T03:04:05.678901Z", "2026-01-02 03:04:05+05:30": "2026-01-01T21:34:05Z",
 		"2026-01-02 03:04:05": "2026-01-02T03:04:05Z", "2026-01-02T03:04:05+02:00": "2026-01-02T01:04:05Z",

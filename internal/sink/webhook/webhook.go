@@ -39,6 +39,8 @@ type Options struct {
 	// SeveralSources says that events of more than one source come: then a source's name is part of what the
 	// receiver dedupes on.
 	SeveralSources bool
+	// Zones are those of times without one, by source; UTC where there is none.
+	Zones map[string]*time.Location
 	// Secrets sign, all of them side by side, each "whsec_" and the base64 of 24 to 64 bytes. None: the
 	// requests are not signed. One that is a safefile.Live is read again while the program runs.
 	Secrets []string
@@ -72,6 +74,7 @@ type Webhook struct {
 	format    string
 
 	severalSources bool
+	zones          map[string]*time.Location
 	signHeaders    bool
 }
 
@@ -94,7 +97,7 @@ func New(o Options) (subscriber.Subscriber, error) {
 		return nil, fmt.Errorf("url: %w", err)
 	}
 	w := &Webhook{
-		name: o.Name, format: o.Format, severalSources: o.SeveralSources, signHeaders: o.SignHeaders,
+		name: o.Name, format: o.Format, severalSources: o.SeveralSources, zones: o.Zones, signHeaders: o.SignHeaders,
 		rotation: newRotation(o, target),
 	}
 	w.request = &http.Request{
