@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -162,6 +163,39 @@ func (s *Store) Known(ctx context.Context, subscriber string, events []*event.Ev
 		return nil, fmt.Errorf("look up %d events owed to %q: %w", len(events), subscriber, err)
 	}
 	return known, nil
+}
+
+// FindMarked returns, in order, the indexes of those of the events whose rows are marked as published.
+func (s *Store) FindMarked(ctx context.Context, events []*event.Event) (marked []int, err error) {
+	tables := s.current()
+	asked := make(map[*outbox.Table][]int)
+	for i, e := range events {
+		if table := tables[e.Source]; e.Row != "" && table != nil && table.Marks() {
+			asked[table] = append(asked[table], i)
+		}
+	}
+	if len(asked) == 0 {
+		return nil, nil
+	}
+	err = s.inTx(ctx, func(tx pgx.Tx) error {
+		marked = nil
+		for table, indexes := range asked {
+			rows := make([]*event.Event, len(indexes))
+			for n, i := range indexes {
+				rows[n] = events[i]
+			}
+			published, err := table.FindPublished(ctx, tx, rows)
+			if err != nil {
+				return err
+			}
+			for _, n := range published {
+				marked = append(marked, indexes[n])
+			}
+		}
+		return nil
+	})
+	slices.Sort(marked)
+	return marked, err
 }
 
 // Commits returns, by index, up to where those of the events committed of which walpost.owed has a position of the

@@ -39,6 +39,37 @@ func (s *Store) RecordRows(ctx context.Context, tx pgx.Tx, subscriber string, ow
 	return s.recordWaiting(ctx, tx, subscriber, once(owed), moves)
 }
 
+// PlaceRows moves those of the deliveries that wait to their places among the rows of a pass over the tables, and records
+// nothing.
+func (s *Store) PlaceRows(ctx context.Context, tx pgx.Tx, subscriber string, owed []lane.Owed) error {
+	for owed = once(owed); len(owed) > 0; {
+		n := min(len(owed), maxRows)
+		var c columns
+		for i := range owed[:n] {
+			c.add(&owed[i])
+		}
+		_, err := tx.Exec(ctx, `
+			WITH places AS MATERIALIZED (
+				SELECT * FROM unnest($3::text[], $4::text[], $5::text[], $6::int[], $7::text[], $8::bigint[], $9::bool[], $10::bool[], $11::text[])
+				AS u(source, event_id, occurrence, epoch, commit_lsn, ordinal, made_up, in_table_order, bound)
+			), waiting AS MATERIALIZED (
+				SELECT o.at, u.* FROM places u CROSS JOIN LATERAL ( -- LIMIT keeps it from becoming a join, which could read everything that is owed
+					SELECT ctid AS at FROM walpost.owed
+					WHERE slot = $1 AND event_id = u.event_id AND source = u.source AND occurrence = u.occurrence AND subscriber = $2
+					AND state = 'waiting' LIMIT 1 FOR UPDATE) o
+			)
+			UPDATE walpost.owed o SET epoch = u.epoch, commit_lsn = u.commit_lsn::pg_lsn, ordinal = u.ordinal, bound = u.bound::pg_lsn,
+			    made_up = u.made_up, in_table_order = u.in_table_order
+			FROM waiting u WHERE o.ctid = u.at`,
+			s.slot, subscriber, c.sources, c.ids, c.occurrences, c.epochs, c.commits, c.ordinals, c.madeUp, c.inTableOrder, c.bounds)
+		if err != nil {
+			return fmt.Errorf("move deliveries owed to %q to their places: %w", subscriber, err)
+		}
+		owed = owed[n:]
+	}
+	return nil
+}
+
 // once leaves out all but the first of two deliveries with one identity: a statement changes a row once.
 func once(owed []lane.Owed) []lane.Owed {
 	seen := make(map[event.Identity]bool, len(owed))

@@ -250,3 +250,29 @@ func TestLane_whatIsAddedIsLookedUpWhileItsCallEnds(t *testing.T) {
 		})
 	}
 }
+
+// S-98: a repair recorded the unmarked events of a key, and the stream brings again what was delivered and marked. That is
+// not sent behind them.
+func TestLane_sendsNothingAgainThatIsMarked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var passed atomic.Uint64
+		sub := subscribertest.Recording()
+		r := newRig(t, sub, settings())
+		r.Lane = newLaneIn(lane.Stream{Passed: func() event.LSN { return event.LSN(passed.Load()) }, Horizon: 1 << 30},
+			sub, settings(), acks{r.tracker, r}, r.debt, func() bool { return false })
+		r.debt.marked = map[string]bool{"K/1": true}
+		r.debt.add("K/0", lane.StateWaiting, 8)
+		r.debt.add("K/2", lane.StateWaiting, 16)
+		r.start(time.Minute)
+		r.offer(series("K", 4)...)
+		time.Sleep(time.Second)
+		passed.Store(1 << 40)
+		time.Sleep(time.Minute)
+		if got, want := sub.Delivered(), []string{"K/0", "K/2", "K/3"}; !slices.Equal(got, want) {
+			t.Errorf("delivered %v, want %v", got, want)
+		}
+		if waiting, open := r.debt.waiting(), r.Stats().Open; len(waiting) > 0 || open > 0 {
+			t.Errorf("%v wait, %d are open, want none", waiting, open)
+		}
+	})
+}

@@ -163,6 +163,29 @@ func (d *debtReader) lookUp(ctx context.Context, items []*item) (map[*item]Recor
 	return known, nil
 }
 
+// addMarked adds those of the items that are not known to the debt and whose rows are marked, as paid: the stream brings
+// them again, and they would come behind later ones of their keys that are owed.
+func (d *debtReader) addMarked(ctx context.Context, items []*item, known map[*item]Recorded) error {
+	var others []*item
+	var events []*event.Event
+	for _, it := range items {
+		if _, ok := known[it]; !ok {
+			others, events = append(others, it), append(events, it.ev)
+		}
+	}
+	if len(events) == 0 {
+		return nil
+	}
+	marked, err := d.l.ower.FindMarked(ctx, events)
+	if err != nil {
+		return fmt.Errorf("look up marks: %w", err)
+	}
+	for _, n := range marked {
+		known[others[n]] = Recorded{State: StatePaid}
+	}
+	return nil
+}
+
 // pauseOnItsWord writes down that the subscriber is paused on its own word, until that has worked; what follows is as
 // if a person had done it. The lane has stopped already.
 func (d *debtReader) pauseOnItsWord(ctx context.Context) error {

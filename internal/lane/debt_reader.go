@@ -210,6 +210,9 @@ func (d *debtReader) lookUpUnchecked(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := d.addMarked(ctx, unchecked, known); err != nil {
+		return err
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.admitLocked(len(unchecked), known)

@@ -25,6 +25,7 @@ type debt struct {
 	paused  string          // why, "" when it is not; guarded by mu
 	noPause bool            // the database refuses to pause; guarded by mu
 	changes int64           // by people; guarded by mu
+	marked  map[string]bool // event ids whose rows are published; set before the lane runs
 	named   int             // most keys that a query named; guarded by mu
 
 	slow time.Duration // how long Known and Record take; set before the lane runs
@@ -103,6 +104,17 @@ func (d *debt) Load(_ context.Context, _ string, secured event.Position, maxKeys
 		found.Keys, found.Bounds, found.More = nil, nil, true
 	}
 	return found, nil
+}
+
+func (d *debt) FindMarked(_ context.Context, events []*event.Event) (marked []int, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for n, e := range events {
+		if d.marked[e.ID] {
+			marked = append(marked, n)
+		}
+	}
+	return marked, nil
 }
 
 func (d *debt) Record(_ context.Context, _ string, owed []lane.Owed) error {

@@ -31,6 +31,9 @@ type Ower interface {
 	Sample(ctx context.Context, subscriber string, order Ordering, pick float64) ([]Owed, error)
 	// Known returns what is recorded of those of the events that are recorded, by index.
 	Known(ctx context.Context, subscriber string, events []*event.Event) (map[int]Recorded, error)
+	// FindMarked returns, in order, the indexes of those of the events whose rows are marked as published: every
+	// subscriber has had them.
+	FindMarked(ctx context.Context, events []*event.Event) ([]int, error)
 	// Paid removes deliveries that were delivered, and what else was paid up to secured. A delivery
 	// beyond secured stays as paid until secured reaches it, because after a crash the stream brings it
 	// again; so does one whose outbox row is still to be marked.

@@ -21,25 +21,16 @@ func (t *Table) Fetch(ctx context.Context, tx pgx.Tx, rows []string) (map[string
 	if len(rows) == 0 {
 		return events, nil
 	}
-	keys := make([]any, len(t.Key))
-	for k := range keys {
-		keys[k] = make([]string, len(rows))
-	}
-	for i, row := range rows {
-		values, err := t.keyValues(row)
-		if err != nil {
-			return nil, fmt.Errorf("read rows of %s: %w", t.Source.relation(), err)
-		}
-		for k, value := range values {
-			keys[k].([]string)[i] = value
-		}
+	keys, err := t.keyColumns(rows)
+	if err != nil {
+		return nil, fmt.Errorf("read rows of %s: %w", t.Source.relation(), err)
 	}
 	// As in Mark the text is cast to the column's type, so that the key's index is of use.
 	where := "(" + t.eachKey(", ", func(column string, _ int, _ string) string { return "t." + column }) + ") IN (SELECT " +
 		t.eachKey(", ", func(_ string, n int, typ string) string { return fmt.Sprintf("a.k%d::%s", n, typ) }) + " FROM unnest(" +
 		t.eachKey(", ", func(_ string, n int, _ string) string { return fmt.Sprintf("$%d::text[]", n) }) + ") AS a(" +
 		t.eachKey(", ", func(_ string, n int, _ string) string { return fmt.Sprintf("k%d", n) }) + "))"
-	err := t.read(ctx, tx, where, "", keys, func(e *event.Event) { events[e.Row] = e })
+	err = t.read(ctx, tx, where, "", keys, func(e *event.Event) { events[e.Row] = e })
 	return events, err
 }
 

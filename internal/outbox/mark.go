@@ -131,24 +131,17 @@ func (t *Table) markAll(ctx context.Context, tx pgx.Tx, slot string, rows []Mark
 }
 
 func (t *Table) markBatch(ctx context.Context, tx pgx.Tx, slot string, rows []Marked, batch []int, owedSQL Owed, result *MarkResult) (missing []int, err error) {
-	ids, occurrences := make([]string, len(batch)), make([]string, len(batch))
+	keys, ids, occurrences := make([]string, len(batch)), make([]string, len(batch)), make([]string, len(batch))
 	attempts := make([]int32, len(batch))
-	keys := make([][]string, len(t.Key))
 	for i, n := range batch {
 		row := rows[n]
-		ids[i], occurrences[i], attempts[i] = row.Identity.ID, row.Identity.Occurrence, int32(row.Attempts)
-		values, err := t.keyValues(row.Row)
-		if err != nil {
-			return nil, err
-		}
-		for k, value := range values {
-			keys[k] = append(keys[k], value)
-		}
+		keys[i], ids[i], occurrences[i], attempts[i] = row.Row, row.Identity.ID, row.Identity.Occurrence, int32(row.Attempts)
 	}
-	args := []any{slot, t.Source.Name, ids, occurrences, attempts}
-	for _, key := range keys {
-		args = append(args, key)
+	columns, err := t.keyColumns(keys)
+	if err != nil {
+		return nil, err
 	}
+	args := append([]any{slot, t.Source.Name, ids, occurrences, attempts}, columns...)
 	unmarked, err := tx.Query(ctx, t.markSQL(owedSQL), args...)
 	if err != nil {
 		return nil, err
@@ -225,6 +218,59 @@ func (t *Table) markSQL(owedSQL Owed) string {
 		FROM asked a LEFT JOIN ` + t.sql() + ` t ON ` + same + `
 		WHERE NOT EXISTS (SELECT FROM hit h WHERE h.n = a.n AND NOT h.waits)
 		ORDER BY a.n`
+}
+
+// FindPublished returns, in order, the indexes of those events whose rows are there and published; all of them have a Row.
+// It is for a table that has a published column.
+func (t *Table) FindPublished(ctx context.Context, tx pgx.Tx, events []*event.Event) ([]int, error) {
+	keys, ids, occurrences := make([]string, len(events)), make([]string, len(events)), make([]string, len(events))
+	for i, e := range events {
+		keys[i], ids[i], occurrences[i] = e.Row, e.ID, e.Occurrence
+	}
+	columns, err := t.keyColumns(keys)
+	if err != nil {
+		return nil, err
+	}
+	rows, err := tx.Query(ctx, `
+		SELECT (a.n - 1)::int FROM unnest($1::text[], $2::text[]`+
+		t.eachKey("", func(_ string, n int, _ string) string { return fmt.Sprintf(", $%d::text[]", 2+n) })+`)
+		WITH ORDINALITY AS a(event_id, occurrence`+
+		t.eachKey("", func(_ string, n int, _ string) string { return fmt.Sprintf(", k%d", n) })+`, n)
+		JOIN `+t.sql()+` t ON `+t.eachKey(" AND ", func(column string, n int, typ string) string {
+		return fmt.Sprintf("t.%s = a.k%d::%s", column, n, typ)
+	})+`
+		WHERE `+t.sameSQL("a.event_id", "a.occurrence")+` AND NOT coalesce(`+t.unpublished()+`, false) ORDER BY a.n`,
+		append([]any{ids, occurrences}, columns...)...)
+	if err != nil {
+		return nil, fmt.Errorf("look up marks in %s: %w", t.Source.relation(), err)
+	}
+	published, err := pgx.CollectRows(rows, pgx.RowTo[int])
+	if err != nil {
+		return nil, fmt.Errorf("look up marks in %s: %w", t.Source.relation(), err)
+	}
+	return published, nil
+}
+
+// keyColumns are the primary keys of rows, column by column, as arguments of unnest.
+func (t *Table) keyColumns(rows []string) ([]any, error) {
+	columns := make([][]string, len(t.Key))
+	for k := range columns {
+		columns[k] = make([]string, len(rows))
+	}
+	for i, row := range rows {
+		values, err := t.keyValues(row)
+		if err != nil {
+			return nil, err
+		}
+		for k, value := range values {
+			columns[k][i] = value
+		}
+	}
+	args := make([]any, len(columns))
+	for k, column := range columns {
+		args[k] = column
+	}
+	return args, nil
 }
 
 // keyValues takes the Row of an event apart: the text of a single key column, a JSON array of several.

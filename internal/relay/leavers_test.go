@@ -498,9 +498,6 @@ func TestRelay_believesNoPositionThatCannotBe(t *testing.T) {
 			eventually(t, "positions are recorded", func() bool {
 				return db.Int(`SELECT count(*) FROM walpost.subscribers WHERE secured_commit > '0/0' AND finished_commit > '0/0'`) == 2
 			})
-			eventually(t, "the slot stands behind the first one, or that comes again and last", func() bool {
-				return db.Int(`SELECT count(*) FROM pg_replication_slots JOIN walpost.slots ON slot = slot_name WHERE confirmed_flush_lsn >= confirmed`) == 1
-			})
 			a.behave(hanging)
 			insert(db, "open", "a")
 			a.AwaitCalls(t, 2)
@@ -515,7 +512,7 @@ func TestRelay_believesNoPositionThatCannotBe(t *testing.T) {
 			insert(db, "later", "a")
 			want := slices.Concat([]string{"open"}, numbered("between", 3), []string{"later"})
 			got := a2.AwaitDelivered(t, 5)
-			if got[0] == "first" { // twice is possible then
+			if got[0] == "first" { // it was not marked when the process was killed
 				got = a2.AwaitDelivered(t, 6)[1:]
 			}
 			if !slices.Equal(got, want) {

@@ -330,7 +330,7 @@ func rounds(few int) int {
 	return few
 }
 
-// S-96 among others. WALPOST_SEED repeats one history, with its log.
+// S-96, S-98 and S-99 among others. WALPOST_SEED repeats one history, with its log.
 func TestModel_keepsItsPromisesThroughRandomHistories(t *testing.T) {
 	only := os.Getenv("WALPOST_SEED")
 	for seed := range uint64(rounds(40)) {

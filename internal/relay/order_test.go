@@ -9,6 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/backendstart/walpost/internal/relay"
 	"github.com/backendstart/walpost/internal/subscriber"
 	"github.com/backendstart/walpost/internal/subscriber/subscribertest"
 	"github.com/backendstart/walpost/internal/testdb"
@@ -88,6 +89,54 @@ func TestRelay_repairSendsWhatWasOwedInTheOrderOfTheTable(t *testing.T) {
 			streaming(t, o)
 			eventually(t, "all marks, nothing owed", func() bool { return unmarked(db) == 0 && owed(db, "picky", "waiting") == 0 })
 			if got, want := ids(well.Calls()), []string{"first", "second"}; !slices.Equal(got, want) {
+				t.Errorf("after the repair it had %v, want %v", got, want)
+			}
+		})
+	}
+}
+
+// S-99: what a filter that the configuration no longer has took keeps its place among the other rows of its key. The slow
+// one keeps the first event unmarked, so that the repair sends it again.
+func TestRelay_repairKeepsTheOrderOfWhatAFormerFilterTook(t *testing.T) {
+	t.Parallel()
+	for name, spoil := range map[string]string{
+		"the slot is dropped": dropSlot,
+		"the slot has moved":  `UPDATE walpost.slots SET confirmed = '0/8' WHERE slot = $1`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := testdb.New(t)
+			sub, slow := newChanging("sub", func(_ context.Context, d subscriber.Delivery) error {
+				if d.ID != "first" {
+					return errAway
+				}
+				return nil
+			}), newChanging("slow", hanging)
+			configured := func(events string) relay.Options {
+				o := options(t, db, sub, slow)
+				o.Subscriptions[0].Filter.Events, o.Subscriptions[0].Lane.StallAfter = []string{events}, 50*time.Millisecond
+				return o
+			}
+			_, kill := startMortal(t, db, configured("*"))
+			insertTyped(db, "first", "x")
+			insertTyped(db, "second", "y")
+			awaitOwed(t, db, "sub", 1)
+			kill()
+			_, kill = startMortal(t, db, configured("x")) // from here on
+			insertTyped(db, "third", "x")
+			awaitOwed(t, db, "sub", 2)
+			eventually(t, "its position is recorded", func() bool {
+				return db.Int(`SELECT count(*) FROM walpost.subscribers s JOIN walpost.owed USING (slot) WHERE name = 'sub' AND event_id = 'third' AND secured_commit >= commit_lsn`) == 1
+			})
+			kill()
+			db.Exec(spoil, db.Name)
+
+			before := len(sub.Delivered())
+			sub.behave(taking)
+			slow.behave(taking)
+			streaming(t, configured("x"))
+			eventually(t, "all marks, nothing owed", func() bool { return unmarked(db) == 0 && owed(db, "sub", "waiting") == 0 })
+			if got, want := sub.Delivered()[before:], []string{"first", "second", "third"}; !slices.Equal(got, want) {
 				t.Errorf("after the repair it had %v, want %v", got, want)
 			}
 		})

@@ -74,8 +74,9 @@ func (r *Relay) recipients(s *session, meant func(name string, fromBeginning boo
 // Their positions are none of a commit. A row says nothing of its commit but that it is before the end of the WAL at that
 // moment: that is its bound.
 //
-// What waited already moves to its place among them: a row that was delivered and not marked is owed again, perhaps, and
-// comes before the later ones of its key that waited.
+// What waited already moves to its place among them, whether it would be recorded now or not: a row that was delivered
+// and not marked is owed again, perhaps, and comes before the later ones of its key that waited. A filter that has
+// changed since, or a recorded position that is past it, makes no difference to what is owed.
 //
 // The stream brings some of them as well. They are known by their ids: a lane pays nothing
 // before it has looked up all that was written before the stream began.
@@ -102,7 +103,7 @@ func (r *Relay) recordRows(ctx context.Context, tx pgx.Tx, s *session, o recordi
 func (r *Relay) recordRowsOnce(ctx context.Context, tx pgx.Tx, s *session, o recording, rowByRow bool) (int64, error) {
 	begun := time.Now()
 	position := o.at
-	debts := &waitingRows{debt: r.owed, tx: tx, epoch: s.epoch, recording: o, owed: make([][]lane.Owed, len(o.to))}
+	debts := &waitingRows{debt: r.owed, tx: tx, epoch: s.epoch, recording: o, owed: make([][]lane.Owed, len(o.to)), moved: make([][]lane.Owed, len(o.to))}
 	err := postgres.InSnapshot(ctx, r.Pool, o.snapshot, func(reading pgx.Tx) error {
 		bound := position.Commit // nothing in the snapshot of a new slot committed where it begins, or later
 		if o.snapshot == "" {
@@ -149,6 +150,7 @@ func (r *Relay) recordRowsOnce(ctx context.Context, tx pgx.Tx, s *session, o rec
 type rowsDebt interface {
 	Commits(ctx context.Context, tx pgx.Tx, epoch int32, events []*event.Event) (map[int]event.Position, error)
 	RecordRows(ctx context.Context, tx pgx.Tx, subscriber string, owed []lane.Owed) error
+	PlaceRows(ctx context.Context, tx pgx.Tx, subscriber string, owed []lane.Owed) error
 	RecordDead(ctx context.Context, tx pgx.Tx, subscriber string, letter lane.Owed) error
 	MarkLater(ctx context.Context, tx pgx.Tx, events []lane.Owed) error
 }
@@ -163,7 +165,8 @@ type waitingRows struct {
 
 	events []*event.Event
 	bytes  int
-	owed   [][]lane.Owed // by recipient; used again
+	// owed becomes waiting, moved waits already or is not owed; by recipient, used again.
+	owed, moved [][]lane.Owed
 }
 
 func (w *waitingRows) add(ctx context.Context, ev *event.Event) error {
@@ -185,13 +188,12 @@ func (w *waitingRows) flush(ctx context.Context) error {
 	for n, ev := range w.events {
 		wanted := false
 		for i, to := range w.to {
-			if !to.wants(ev.Source, ev.Type) {
-				continue
-			}
-			wanted = true
 			at, known := committed[n]
+			wants := to.wants(ev.Source, ev.Type)
+			wanted = wanted || wants
 			switch {
-			case known && at.Compare(to.secured) <= 0:
+			case !wants, known && at.Compare(to.secured) <= 0:
+				w.moved[i] = append(w.moved[i], lane.Owed{Event: ev, InTableOrder: true})
 			case ev.Invalid == "" || ev.Payload != nil:
 				w.owed[i] = append(w.owed[i], lane.Owed{Event: ev, InTableOrder: true})
 			default:
@@ -207,11 +209,14 @@ func (w *waitingRows) flush(ctx context.Context) error {
 			unwanted = append(unwanted, lane.Owed{Event: ev})
 		}
 	}
-	for i, owed := range w.owed {
-		if err := w.debt.RecordRows(ctx, w.tx, w.to[i].name, owed); err != nil {
+	for i, to := range w.to {
+		if err := w.debt.RecordRows(ctx, w.tx, to.name, w.owed[i]); err != nil {
 			return err
 		}
-		w.owed[i] = owed[:0]
+		if err := w.debt.PlaceRows(ctx, w.tx, to.name, w.moved[i]); err != nil {
+			return err
+		}
+		w.owed[i], w.moved[i] = w.owed[i][:0], w.moved[i][:0]
 	}
 	w.events, w.bytes = w.events[:0], 0
 	return w.debt.MarkLater(ctx, w.tx, unwanted)

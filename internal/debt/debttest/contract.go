@@ -46,6 +46,7 @@ func Run(t *testing.T, open func(t *testing.T, events []*event.Event) Debt) {
 		"Dead makes a dead letter of a waiting delivery":         deadOfAWaitingOne,
 		"Dead is called by several at once":                      deadAtOnce,
 		"Known tells the states":                                 knownTellsTheStates,
+		"FindMarked tells whose rows are marked":                 findMarkedTellsMarks,
 		"Paid removes what is secured":                           paidRemoves,
 		"Paid keeps what is beyond until secured reaches it":     paidKeepsWhatIsBeyond,
 		"Paid of what was not recorded is no error":              paidOfNothing,
@@ -465,6 +466,26 @@ func knownTellsTheStates(t *testing.T, b *book) {
 	b.ok(err)
 	if len(none) != 0 {
 		t.Errorf("of no events: got %v", none)
+	}
+}
+
+func findMarkedTellsMarks(t *testing.T, b *book) {
+	far := event.Position{Epoch: 2, Commit: 0x1000}
+	b.record(b.events[:3]...)
+	b.ok(b.ower.Record(t.Context(), "other", []lane.Owed{{Event: b.events[1]}}))
+	b.pay(far, b.events[:2]...)
+	b.markRows(far)
+	b.wantMarked("with one that the other one is owed", 0)
+	again, another := *b.events[0], *b.events[0]
+	again.Position.Commit++ // it identifies nothing
+	another.Occurrence = "another event with this id"
+	marked, err := b.ower.FindMarked(t.Context(), append(b.events[:len(b.events):len(b.events)], &again, &another))
+	b.ok(err)
+	if want := []int{0, len(b.events)}; !slices.Equal(marked, want) {
+		t.Errorf("marked: got %v, want %v", marked, want)
+	}
+	if none, err := b.ower.FindMarked(t.Context(), nil); len(none) != 0 || err != nil {
+		t.Errorf("of no events: %v, %v", none, err)
 	}
 }
 

@@ -198,12 +198,26 @@ func (m *Memory) Dead(ctx context.Context, subscriber string, letter lane.Owed) 
 	return nil
 }
 
-// RecordRows is that of debt.Store, as are RecordDead, MarkLater and Commits: for a repair. There is no transaction
+// RecordRows is that of debt.Store, as are PlaceRows, RecordDead, MarkLater and Commits: for a repair. There is no transaction
 // here: tx may be nil, and FailNext, which would end the transaction, is of the other calls.
 func (m *Memory) RecordRows(_ context.Context, _ pgx.Tx, subscriber string, owed []lane.Owed) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	a := m.ofLocked(subscriber)
+	m.ofLocked(subscriber).place(owed)
+	m.ofLocked(subscriber).record(owed)
+	return nil
+}
+
+// PlaceRows is that of debt.Store.
+func (m *Memory) PlaceRows(_ context.Context, _ pgx.Tx, subscriber string, owed []lane.Owed) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.ofLocked(subscriber).place(owed)
+	return nil
+}
+
+// place moves what waits to the place of the first delivery with its identity.
+func (a *account) place(owed []lane.Owed) {
 	seen := make(map[event.Identity]bool)
 	for _, o := range owed {
 		if r := a.rows[o.Event.Identity()]; r != nil && r.state == lane.StateWaiting && !seen[o.Event.Identity()] {
@@ -212,8 +226,6 @@ func (m *Memory) RecordRows(_ context.Context, _ pgx.Tx, subscriber string, owed
 		}
 		seen[o.Event.Identity()] = true
 	}
-	a.record(owed)
-	return nil
 }
 
 // RecordDead is that of debt.Store.
@@ -343,6 +355,20 @@ func (m *Memory) Known(ctx context.Context, subscriber string, events []*event.E
 		}
 	}
 	return known, nil
+}
+
+// FindMarked implements lane.Ower.
+func (m *Memory) FindMarked(ctx context.Context, events []*event.Event) (marked []int, err error) {
+	defer m.mu.Unlock()
+	if err := m.begin(ctx); err != nil {
+		return nil, err
+	}
+	for i, e := range events {
+		if _, ok := m.marked[e.Identity()]; ok {
+			marked = append(marked, i)
+		}
+	}
+	return marked, nil
 }
 
 // Paid implements lane.Ower.
