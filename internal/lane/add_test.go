@@ -161,6 +161,7 @@ func TestLane_anEventThatIsAddedBeforeItComesWaitsForItsTurn(t *testing.T) {
 // S-37: the event is in its handler when a person adds it. What is recorded is the truth when the handler fails.
 func TestLane_anEventThatIsAddedWhileItIsInItsHandler(t *testing.T) {
 	const dead, waiting = lane.StateDead, lane.StateWaiting
+	late := few(10*time.Minute, time.Hour)
 	for name, test := range map[string]struct {
 		state lane.State
 		ends  error
@@ -169,13 +170,13 @@ func TestLane_anEventThatIsAddedWhileItIsInItsHandler(t *testing.T) {
 		after lane.State
 	}{
 		"dead, and it fails":                   {dead, errors.New("503"), 5 * time.Second, []string{"K/1"}, dead},
-		"dead, and it fails long after":        {dead, errors.New("503"), time.Hour, []string{"K/1"}, dead},
+		"dead, and it fails long after":        {dead, errors.New("503"), late, []string{"K/1"}, dead},
 		"dead, and it is delivered":            {dead, nil, 5 * time.Second, []string{"K/0", "K/1"}, dead},
 		"waiting, and it fails":                {waiting, errors.New("503"), 5 * time.Second, []string{"K/0", "K/1"}, ""},
 		"waiting, and it is delivered":         {waiting, nil, 5 * time.Second, []string{"K/0", "K/1"}, ""},
 		"waiting, and it fails for good":       {waiting, subscriber.Permanent(errors.New("never")), 5 * time.Second, []string{"K/1"}, dead},
-		"waiting, and it is late and fails":    {waiting, errors.New("503"), time.Hour, []string{"K/0", "K/1"}, ""},
-		"waiting, and it is late and succeeds": {waiting, nil, time.Hour, []string{"K/0", "K/0", "K/1"}, ""},
+		"waiting, and it is late and fails":    {waiting, errors.New("503"), late, []string{"K/0", "K/1"}, ""},
+		"waiting, and it is late and succeeds": {waiting, nil, late, []string{"K/0", "K/0", "K/1"}, ""},
 	} {
 		for _, ordering := range orderings {
 			synctest.Test(t, func(t *testing.T) {
@@ -194,7 +195,7 @@ func TestLane_anEventThatIsAddedWhileItIsInItsHandler(t *testing.T) {
 				r.offer(series("K", 2)...)
 				time.Sleep(time.Second)
 				r.debt.add("K/0", test.state, r.commit+8)
-				time.Sleep(2 * time.Hour)
+				time.Sleep(2 * late)
 				got := sub.Delivered()
 				slices.Sort(got)
 				if ordering == lane.ByKey && !slices.IsSorted(sub.Delivered()) {

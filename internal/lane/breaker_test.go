@@ -85,14 +85,15 @@ func TestLane_whileTheSubscriberIsAwayOneProbeAtATimeGoesOut(t *testing.T) {
 		time.Sleep(10 * time.Minute)
 		sub.set(false) // from here on the breaker is open
 		before := len(sub.Calls())
-		time.Sleep(2 * time.Hour)
+		lasts := few(20*time.Minute, 2*time.Hour)
+		time.Sleep(lasts)
 		probes := len(sub.Calls()) - before
 		if most := sub.set(true); most != 1 {
 			t.Errorf("%d calls at once while the breaker is open, want 1", most)
 		}
 		// Each takes 3 s and is followed by a wait of at most 30 s.
-		if least, most := 2*3600/(30+3)-1, 2*3600/3; probes < least || probes > most {
-			t.Errorf("%d probes in 2 hours, want between %d and %d", probes, least, most)
+		if least, most := int(lasts.Seconds())/(30+3)-1, int(lasts.Seconds())/3; probes < least || probes > most {
+			t.Errorf("%d probes in %v, want between %d and %d", probes, lasts, least, most)
 		}
 		if stats := r.Stats(); !stats.BreakerOpen || stats.LastError != "connection refused" || stats.Delivered != 0 {
 			t.Errorf("stats: got %+v", stats)
@@ -139,7 +140,7 @@ func TestLane_theFirstSuccessEndsTheWaitOfAllKeys(t *testing.T) {
 		for i := range 30 {
 			r.offer(fmt.Sprintf("%d/0", i))
 		}
-		time.Sleep(3 * time.Hour)
+		time.Sleep(few(time.Hour, 3*time.Hour))
 		sub.set(true)
 		ends := r.await(30)
 		if first, last := ends[0].at, ends[29].at; !first.Equal(last) {
@@ -195,7 +196,8 @@ func TestLane_probesNoEarlierThanTheReceiverAsks(t *testing.T) { // F-66
 		for i := range 50 {
 			r.offer(fmt.Sprintf("%d/0", i))
 		}
-		time.Sleep(5 * time.Hour)
+		hours := few(1, 5)
+		time.Sleep(time.Duration(hours) * time.Hour)
 		last := make(map[string]time.Time)
 		for _, call := range sub.Calls() {
 			before, again := last[call.Key]
@@ -207,8 +209,8 @@ func TestLane_probesNoEarlierThanTheReceiverAsks(t *testing.T) { // F-66
 			}
 			last[call.Key] = call.At
 		}
-		if got, least := len(sub.Calls()), 50+20; got < least {
-			t.Errorf("%d calls in 5 hours, want at least %d", got, least)
+		if got, least := len(sub.Calls()), 50+4*hours; got < least {
+			t.Errorf("%d calls in %d hours, want at least %d", got, hours, least)
 		}
 	})
 }

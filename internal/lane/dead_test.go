@@ -176,7 +176,7 @@ func TestLane_aLoneEventSurvivesAnOutageOfHours(t *testing.T) {
 		for _, stallAfter := range []time.Duration{time.Minute, never} {
 			t.Run(fmt.Sprintf("%s, debt after %v", ordering, stallAfter), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					back := time.Now().Add(2 * time.Hour)
+					back := time.Now().Add(few(20*time.Minute, 2*time.Hour))
 					sub := away(time.Now(), back)
 					o := settings()
 					o.Ordering, o.StallAfter = ordering, stallAfter
@@ -200,7 +200,7 @@ func TestLane_aLoneEventSurvivesAnOutageOfHours(t *testing.T) {
 func TestLane_anOutageAfterAFailureByChanceKillsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		blip := time.Now()
-		back := blip.Add(2 * time.Hour)
+		back := blip.Add(few(20*time.Minute, 2*time.Hour))
 		sub := subscribertest.Handling("away", func(_ context.Context, d subscriber.Delivery) error {
 			switch now := time.Now(); {
 			case d.ID == "lucky/0", !now.Before(back):
@@ -259,12 +259,13 @@ func TestLane_aDeadLetterOfTheDebtBlocksItsKeyToo(t *testing.T) {
 				r.offer(series("K", 4)...)
 				time.Sleep(5 * time.Second)
 				r.debt.pause("")
-				time.Sleep(time.Hour)
+				long := few(10*time.Minute, time.Hour)
+				time.Sleep(long)
 				if got, want := attempted(sub.Calls()), []string{"K/0", "K/1"}; !slices.Equal(got, want) {
 					t.Errorf("attempts %v, want %v: the rest is behind a dead letter", got, want)
 				}
 				r.offer("K/9")
-				time.Sleep(time.Hour)
+				time.Sleep(long)
 				if got := len(sub.Calls()); got != 2 {
 					t.Errorf("%d attempts, want none behind a dead letter", got)
 				}

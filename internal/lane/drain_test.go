@@ -74,7 +74,7 @@ func TestLane_aStopDuringAnOutageTriesNoMoreThanItsProbe(t *testing.T) {
 		for i := range 100 {
 			r.offer(fmt.Sprintf("%d/0", i))
 		}
-		time.Sleep(time.Hour)
+		time.Sleep(few(10*time.Minute, time.Hour))
 		begin, before := time.Now(), len(sub.Calls())
 		if err := r.stop(); err != nil {
 			t.Errorf("stopped with %v", err)

@@ -92,7 +92,7 @@ func TestLane_aGoodEventIsTriedWithinItsBoundBehindFailingKeys(t *testing.T) { /
 		hour   bool // one of them asks for an hour
 		large  int  // bytes of one of them
 	}
-	for _, failing := range []int{5, 20, 100, 1000} {
+	for _, failing := range few([]int{5, 20}, []int{5, 20, 100, 1000}) {
 		for _, is := range []trouble{
 			{name: "at once"},
 			{name: "calls take a second", takes: time.Second},
@@ -240,6 +240,8 @@ func TestLane_aBacklogAfterAnOutageIsPaidAlthoughSomeKeysGoOnFailing(t *testing.
 		{"1,500 of 3,000", 3000, 1500, 1, lane.ByKey},
 		{"20 of 4,000 without an order", 4000, 20, 1, lane.None},
 	} {
+		part := few(10, 1) // of the keys, and so of the outage
+		test.keys, test.failing = test.keys/part, test.failing/part
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				sub := newPartlyFailing(0)
@@ -257,7 +259,7 @@ func TestLane_aBacklogAfterAnOutageIsPaidAlthoughSomeKeysGoOnFailing(t *testing.
 						r.offer(fmt.Sprintf("%s/%d", key, n))
 					}
 				}
-				time.Sleep(long(15*time.Minute, time.Hour))
+				time.Sleep(long(15*time.Minute, time.Hour) / time.Duration(part)) // most of them are not tried meanwhile
 				sub.setAway(false)
 				begin := time.Now()
 				want := (test.keys - test.failing) * test.each
@@ -313,7 +315,7 @@ func TestLane_awayNeverCountsTowardsMaxAttempts(t *testing.T) { // S-43
 
 // Keys that fail ride in calls of their own, on at most half of the slots.
 func TestLane_retriesRideApartOnHalfOfTheSlots(t *testing.T) { // S-44
-	for _, concurrency := range []int{1, 2, 3, 8} {
+	for _, concurrency := range few([]int{2, 8}, []int{1, 2, 3, 8}) {
 		t.Run(fmt.Sprint(concurrency), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var mu sync.Mutex
@@ -362,7 +364,7 @@ func TestLane_retriesRideApartOnHalfOfTheSlots(t *testing.T) { // S-44
 				for i := range 100 {
 					r.offer(fmt.Sprintf("bad%d/0", i))
 				}
-				time.Sleep(time.Hour) // each of them has failed
+				time.Sleep(few(15*time.Minute, time.Hour)) // each of them has failed
 				r.offer("good/1")
 				r.awaitEnd("good/1") // known to be well
 				var worst time.Duration
@@ -415,7 +417,7 @@ func TestLane_anyNumberOfFailingKeysTakesBoundedMemory(t *testing.T) { // S-45
 		sub.fail = func(string) error { return subscriber.Away(errors.New("partition 7 has no leader")) }
 		r := run(t, sub, defaults())
 		r.share = 2500
-		failing := long(2200, 3000) // and a query may name 2,000
+		failing := few(220, long(2200, 3000)) // and a query may name 2,000
 		for i := range failing {
 			r.offer(fmt.Sprintf("bad%d/0", i))
 		}

@@ -66,7 +66,7 @@ func newWorld(random *rand.Rand) world {
 }
 
 func TestLane_noKeyThatDoesNotFailIsDelayedBeyondTheBound(t *testing.T) { // S-40
-	rounds := 5
+	rounds := few(1, 5)
 	if s := os.Getenv("WALPOST_ROUNDS"); s != "" {
 		n, err := strconv.Atoi(s)
 		if err != nil {

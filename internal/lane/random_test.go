@@ -240,7 +240,7 @@ func newFlaky(random *rand.Rand, ordering lane.Ordering, n int) (*flaky, []strin
 }
 
 func TestLane_keepsItsPromisesWhateverASubscriberDoes(t *testing.T) {
-	rounds := 60
+	rounds := few(15, 60)
 	if s := os.Getenv("WALPOST_ROUNDS"); s != "" {
 		n, err := strconv.Atoi(s)
 		if err != nil {

@@ -44,6 +44,16 @@ func long[T any](short, long T) T {
 	return short
 }
 
+// few is a number, or time, of a test with the race detector, else its full one. The detector makes an hour of a lane's
+// virtual time six times as expensive, and needs no thousand keys to meet a race. "make test" runs this package both
+// with it and without.
+func few[T any](withRace, full T) T {
+	if underRace {
+		return withRace
+	}
+	return full
+}
+
 // A rig is a lane between a real tracker and a debt in memory. It belongs to one synctest bubble.
 type rig struct {
 	*lane.Lane
