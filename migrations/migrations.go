@@ -54,12 +54,16 @@ func Up(ctx context.Context, dsn string, log *slog.Logger, sets ...Set) error {
 
 // Apply is Up, and returns how many migrations it applied.
 func Apply(ctx context.Context, dsn string, log *slog.Logger, sets ...Set) (applied int, err error) {
-	config, err := postgres.DirectConfig(dsn, "walpost/migrate")
+	config, err := postgres.DirectConfig(dsn, application)
 	if err != nil {
 		return 0, err
 	}
 	db := stdlib.OpenDB(*config)
 	defer db.Close()
+
+	watching, end := context.WithCancel(ctx)
+	defer end()
+	go tellLockWaits(watching, dsn, log)
 
 	conn, err := db.Conn(ctx)
 	if err != nil {
@@ -86,6 +90,27 @@ func Apply(ctx context.Context, dsn string, log *slog.Logger, sets ...Set) (appl
 		}
 	}
 	return applied, nil
+}
+
+// application is the application_name of the sessions of a migration.
+const application = "walpost/migrate"
+
+// tellLockWaits says which statement of a migration waits for a lock, and who holds it, until ctx ends. A short migration
+// ends before it connects.
+func tellLockWaits(ctx context.Context, dsn string, log *slog.Logger) {
+	select {
+	case <-time.After(time.Second):
+	case <-ctx.Done():
+		return
+	}
+	pool, err := postgres.OpenOne(ctx, dsn, application)
+	if err != nil {
+		return // the migration says so itself
+	}
+	defer pool.Close()
+	pool.WatchLockWaits(ctx, func(wait postgres.LockWait) {
+		log.Warn("waiting for a lock", "pid", wait.PID, "since", wait.Since, "statement", wait.Query, "held_by", wait.By)
+	})
 }
 
 // Querier is a pool, a connection or a transaction.

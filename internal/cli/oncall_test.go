@@ -2,6 +2,7 @@ package cli
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -90,6 +91,13 @@ func TestStatus_beginsWithTheProblemsOfReady(t *testing.T) {
 	}
 	relay.stop()
 	<-relay.exited
+	// S-176: and without a relay, that none is there.
+	waitFor(t, "a slot without a reader", func() bool {
+		return d.Int(`SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1 AND NOT active`, d.Name) == 1
+	})
+	if code, _, stderr := d.run("status"); code != exitFailed || !strings.Contains(stderr, unread) {
+		t.Errorf("without a relay: exit code %d, %s", code, stderr)
+	}
 }
 
 // S-18: a stop says that it begins, that it drains, and what came of it.
@@ -203,5 +211,32 @@ func TestStatus_namesTheSlotOfAFormerName(t *testing.T) {
 	var status admin.Status
 	if d.read("status", &status); len(status.Unread) != 1 || status.Unread[0].Name != old || status.Unread[0].RetainedBytes == 0 {
 		t.Errorf("in JSON: %+v", status.Unread)
+	}
+}
+
+// S-175: a command that waits for a lock names who holds it; so does a migration.
+func TestCommands_sayWhoHoldsALockThatTheyWaitFor(t *testing.T) {
+	d := newCommandTest(t)
+	relay, _ := d.relay()
+	d.stop(relay)
+	for command, lock := range map[string]string{"subscribers pause rec": "walpost.subscribers", "migrate": "walpost.migrating"} {
+		tx, err := d.Pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tx.Exec(t.Context(), "LOCK TABLE "+lock); err != nil {
+			t.Fatal(err)
+		}
+		p := start(t, d.kinds(), d.env, strings.Fields(command)...)
+		held := fmt.Sprintf("pid %d of role", tx.Conn().PgConn().PID())
+		waitFor(t, command+" that says so", func() bool {
+			return strings.Contains(p.stderr.String(), held) && strings.Contains(p.stderr.String(), "LOCK TABLE "+lock)
+		})
+		if err := tx.Rollback(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if code := <-p.exited; code != exitFine {
+			t.Errorf("%s: exit code %d: %s", command, code, p.stderr.String())
+		}
 	}
 }

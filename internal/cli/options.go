@@ -40,6 +40,11 @@ func (o adminOptions) at(r *run, fn func(*admin.Service) error) error {
 		return err
 	}
 	defer pool.Close()
+	watching, end := context.WithCancel(r.ctx)
+	defer end()
+	go pool.WatchLockWaits(watching, func(wait postgres.LockWait) {
+		fmt.Fprintf(r.Stderr, "Waiting: %s\n", plain(wait.String(), 1000))
+	})
 	return postgres.Mask(fn(app.NewAdmin(pool, o.Slot, r.parser.Flow)), o.DatabaseURL.Live())
 }
 

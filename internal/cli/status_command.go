@@ -27,7 +27,7 @@ func (statusCommand) Help() string {
 
 FINISHED is the commit up to which a subscriber has everything, as it was last written. LAG is the WAL that it has still before it: from its oldest delivery that waits, or, if none does, from what is finished or confirmed. For a subscriber that has nothing to do it begins where the relay has read to; that is known only while the relay answers. HOLDING is how much of LAG the slot keeps for its debt.
 
-Exit code 1: the relay that answers is not ready.
+Exit code 1: the relay that answers is not ready; or none answers, and no one reads the slot.
 
 Next: walpost owed list --subscriber NAME`
 }
@@ -65,7 +65,7 @@ func (c statusCommand) Run(r *run) error {
 			if health != nil {
 				answer.Ready, answer.Problems = &health.Ready, health.Problems
 			}
-			return errors.Join(writeJSON(r.Stdout, answer), notReady(health))
+			return errors.Join(writeJSON(r.Stdout, answer), notReady(health, status))
 		}
 		if health != nil {
 			printHealth(r.Stdout, *health)
@@ -77,7 +77,7 @@ func (c statusCommand) Run(r *run) error {
 		case status.Slot.Active:
 			fmt.Fprintf(r.Stdout, "\nWhat the running relay has in memory is not shown: %v\n", silent)
 		}
-		return notReady(health)
+		return notReady(health, status)
 	})
 }
 
@@ -89,12 +89,16 @@ type statusAnswer struct {
 	Relay *relay.Progress `json:"relay,omitempty"`
 }
 
-// notReady is the error of a relay that answers and is not ready.
-func notReady(health *relay.Health) error {
-	if health == nil || health.Ready {
-		return nil
+// notReady is the error of a relay that answers and is not ready, or that no relay can be seen: one that runs elsewhere reads
+// the slot.
+func notReady(health *relay.Health, status admin.Status) error {
+	switch {
+	case health != nil && !health.Ready:
+		return errors.New("the relay is not ready")
+	case health == nil && !status.Slot.Active:
+		return errors.New("no relay answers, and no one reads the slot")
 	}
-	return errors.New("the relay is not ready")
+	return nil
 }
 
 // printHealth says first what is wrong.

@@ -52,7 +52,7 @@ func (r *Relay) Health() Health {
 	r.mu.Lock()
 	r.leaveStuckLocked()
 	state, problem, found, tracker, recorder := r.state, r.problem, []string{r.trouble, r.held, r.silent}, r.tracker, r.recorder
-	strangers, awaited := r.strangers, r.awaited
+	strangers, awaited, waits := r.strangers, r.awaited, r.waits
 	r.mu.Unlock()
 	h := Health{State: state, Ready: state == Streaming || state == Waiting}
 	if problem != "" {
@@ -63,6 +63,9 @@ func (r *Relay) Health() Health {
 	}
 	for _, s := range strangers { // it keeps the relay from nothing
 		h.Problems = append(h.Problems, fmt.Sprintf("%v: it stops nothing, but it is no relay; find out whose session pid %d is (pg_stat_activity), and let it be ended", s, s.PID))
+	}
+	for _, wait := range waits { // it may end in a moment
+		h.Problems = append(h.Problems, wait.String())
 	}
 	if silent, why := r.reach.silence(); silent > reachInterval+reachLimit {
 		h.Ready = false

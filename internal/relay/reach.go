@@ -110,6 +110,39 @@ func (r *Relay) anotherStandsBy(ctx context.Context) bool {
 	return yes && err == nil
 }
 
+// waitsAfter is how long a statement of the relay waits for a lock before it says so.
+const waitsAfter = 5 * time.Second
+
+// watchWaits says until ctx ends which statements of the relay, its subscribers and people's changes through it wait for a
+// lock, and who holds it: nothing else tells a statement that waits from one that works.
+func (r *Relay) watchWaits(ctx context.Context) {
+	ticker := time.NewTicker(waitsAfter)
+	defer ticker.Stop()
+	said := make(map[int]time.Time) // by pid: the statement that was named in the log
+	for {
+		limited, cancel := context.WithTimeout(ctx, statementLimit)
+		waits, err := r.Pool.FindLockWaits(limited, waitsAfter)
+		cancel()
+		if err == nil { // any other error is one of the stream as well, and told there
+			r.mu.Lock()
+			r.waits = waits
+			r.mu.Unlock()
+			now := make(map[int]time.Time, len(waits))
+			for _, wait := range waits {
+				if now[wait.PID] = wait.Since; !said[wait.PID].Equal(wait.Since) {
+					r.Log.Warn("a statement waits for a lock", "pid", wait.PID, "since", wait.Since, "statement", wait.Query, "held_by", wait.By)
+				}
+			}
+			said = now
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
 // watchStrangers looks until ctx ends who else is at the advisory locks by which relays show that they live.
 func (r *Relay) watchStrangers(ctx context.Context) {
 	ticker := time.NewTicker(strangersInterval)

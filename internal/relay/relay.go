@@ -150,7 +150,8 @@ type Relay struct {
 	lost     map[string]int64 // events that no one can send any more, by subscriber; guarded by mu
 
 	reach     *reach
-	strangers []store.Stranger // at the relay's advisory locks; guarded by mu
+	strangers []store.Stranger    // at the relay's advisory locks; guarded by mu
+	waits     []postgres.LockWait // statements of ours; guarded by mu
 }
 
 // New makes a relay and registers its metrics.
@@ -184,6 +185,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	defer end()
 	keeping.Go(func() { r.watchStrangers(keep) })
 	keeping.Go(func() { r.watchSlot(keep) })
+	keeping.Go(func() { r.watchWaits(keep) })
 	if r.Lease != nil {
 		keeping.Go(func() { r.watchReach(keep) })
 		keeping.Go(func() { r.Lease.Run(keep) })

@@ -1,6 +1,8 @@
 package relay_test
 
 import (
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -83,4 +85,26 @@ func TestRelay_namesTheSlotOfAFormerName(t *testing.T) {
 		t.Errorf("named %d times in the log, want once", n)
 	}
 	r.shutDown()
+}
+
+// S-175: marks that wait for a lock say so.
+func TestRelay_saysWhoHoldsALockThatItWaitsFor(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	o, log := logged(t, options(t, db, subscribertest.Recording()))
+	r := streaming(t, o)
+	holder := session(t, db.DSN)
+	// From the commit on nothing can be marked: a lock that the next transaction takes at once, in the same message.
+	mustExec(t, holder, `INSERT INTO outbox (event_id, event_type, payload) VALUES ('e', 'lesson.completed', '{}'); COMMIT; BEGIN; LOCK TABLE outbox IN EXCLUSIVE MODE`)
+	held := fmt.Sprintf("it is held by pid %d", holder.PgConn().PID())
+	eventually(t, "a problem that names the session", func() bool {
+		return slices.ContainsFunc(r.Health().Problems, func(p string) bool {
+			return strings.Contains(p, held) && strings.Contains(p, "LOCK TABLE outbox")
+		})
+	})
+	if !strings.Contains(log.String(), "a statement waits for a lock") {
+		t.Errorf("the log says\n%s", log)
+	}
+	mustExec(t, holder, `ROLLBACK`)
+	eventually(t, "no such problem any more", func() bool { return len(r.Health().Problems) == 0 })
 }
