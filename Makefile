@@ -10,6 +10,9 @@ VIRTUAL     := ^Test(Lane|Model|SmallScope)_
 VIRTUAL_PKG := $(if $(filter ./...,$(PKG)),./internal/relay ./internal/lane,$(filter ./internal/relay ./internal/lane,$(PKG)))
 VERSIONS ?= 14 15 16 17 18
 
+# Tests make their servers in memory where there is enough of it; the soak stays on the disk, for its large tables.
+test test-versions test-outside race: export WALPOST_TEST_PG_DIR ?= $(shell sh scripts/memory-dir.sh)
+
 .DEFAULT_GOAL := help
 .PHONY: help build demo test test-versions test-docker test-outside test-pooler race soak golden lint fmt check up down
 

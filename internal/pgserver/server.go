@@ -38,7 +38,7 @@ type Options struct {
 	// Bin is the folder with initdb and postgres; "" asks Find.
 	Bin string
 	// Dir is the folder to make the server in. It must not exist yet, and Stop removes it. "" is a new
-	// folder below os.TempDir.
+	// folder below WALPOST_TEST_PG_DIR, else below os.TempDir.
 	Dir string
 	// Port is the TCP port on 127.0.0.1; 0 is a free one.
 	Port int

@@ -226,6 +226,14 @@ func TestStart_makesTheServerInTheFolderGiven(t *testing.T) {
 	}
 }
 
+func TestStart_makesTheServerBelowTheFolderOfTheVariable(t *testing.T) {
+	parent := filepath.Dir(folder(t))
+	t.Setenv("WALPOST_TEST_PG_DIR", parent)
+	if server := start(t, Options{}); filepath.Dir(server.Dir()) != parent {
+		t.Errorf("the server is in %s, want it below %s", server.Dir(), parent)
+	}
+}
+
 func TestStart_quotesTheServersLogWhenASettingIsWrong(t *testing.T) {
 	_, err := Start(t.Context(), Options{Settings: map[string]string{"no_such_setting": "1"}})
 	if err == nil || !strings.Contains(err.Error(), "no_such_setting") {

@@ -33,11 +33,12 @@ func stepDown() (*syscall.Credential, error) {
 	return nil, errors.New("run postgres: it refuses root, and there is no user postgres or nobody to step down to: run as another user")
 }
 
-// makeDir makes the server's folder, which only the server's user (and root) may enter.
+// makeDir makes the server's folder, which only the server's user (and root) may enter. "" is a new one in the folder that
+// WALPOST_TEST_PG_DIR names, which tests set to one in memory, else in os.TempDir.
 func makeDir(dir string, credential *syscall.Credential) (string, error) {
 	var err error
 	if dir == "" {
-		dir, err = os.MkdirTemp("", "walpost-pg-")
+		dir, err = os.MkdirTemp(os.Getenv("WALPOST_TEST_PG_DIR"), "walpost-pg-")
 	} else {
 		if dir, err = filepath.Abs(dir); err == nil {
 			err = os.Mkdir(dir, 0o700)
