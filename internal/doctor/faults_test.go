@@ -101,7 +101,7 @@ func sources(t *testing.T) map[string]string {
 	return found
 }
 
-// S-10, S-68, S-49, S-88, S-89 and S-171, among others.
+// S-10, S-68, S-49, S-88, S-89, S-104 and S-171, among others.
 func TestDoctor_findsEachFaultOfADatabaseAndWhatItPrintsFixesIt(t *testing.T) {
 	t.Parallel()
 	for _, f := range databaseFaults {
@@ -411,7 +411,7 @@ var publicationFaults = []fault{
 		seed: run("CREATE PUBLICATION walpost FOR TABLE outbox")},
 	{name: "is not published", check: "publication-root", level: doctor.Problem, says: "names of the partitions",
 		seed: then(partitioned, run("CREATE PUBLICATION walpost FOR TABLE outbox WITH (publish = 'insert')"))},
-	{name: "leaves rows out", check: "publication-filter", level: doctor.Warning, says: "are left out unless", from: 15,
+	{name: "leaves rows out", check: "publication-filter", level: doctor.Problem, says: "are left out unless", from: 15,
 		seed: run("CREATE PUBLICATION walpost FOR TABLE outbox WHERE (event_type <> 'test') WITH (publish = 'insert')")},
 	{name: "leaves columns out", check: "publication-filter", level: doctor.Warning, says: "only the columns id, event_id", from: 15,
 		seed: run("CREATE PUBLICATION walpost FOR TABLE outbox (id, event_id, event_type, payload) WITH (publish = 'insert')")},
@@ -464,6 +464,8 @@ var sourceFaults = []fault{
 		seed: run("ALTER TABLE outbox DROP published_at, ADD delivered boolean NOT NULL DEFAULT true")},
 	{name: "has no published column", check: "source-repair", level: doctor.Warning, says: "no column that says which rows were published",
 		seed: run("ALTER TABLE outbox DROP published_at")},
+	{name: "is marked by another slot", check: "source-repair", level: doctor.Problem, says: "marks the rows of public.outbox already",
+		seed: then((*harness).relay, func(h *harness) { h.options.Slot += "_new" }), do: run("DELETE FROM walpost.slots WHERE slot = '{db}'")},
 	{name: "is not marked", check: "source-repair", level: doctor.Warning, says: "mark is off",
 		seed: func(h *harness) { h.options.Sources[0].Mark = false }, do: func(h *harness) { h.options.Sources[0].Mark = true }},
 	{name: "has no table", check: "source-repair", level: doctor.Warning, says: "logical messages are in no table",

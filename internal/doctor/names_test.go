@@ -25,7 +25,7 @@ var awkward = []fault{
 	{name: "are all", check: "publication-tables", level: doctor.Problem, says: "has all tables", seed: run(`CREATE PUBLICATION "Wal Post's" FOR ALL TABLES`), do: anotherPublication},
 	{name: "are all", check: "publication-operations", level: doctor.Warning, says: "more than inserts",
 		seed: run(`CREATE PUBLICATION "Wal Post's" FOR TABLE "The School"."out""box's"`)},
-	{name: "leaves rows out", check: "publication-filter", level: doctor.Warning, says: "are left out", from: 15,
+	{name: "leaves rows out", check: "publication-filter", level: doctor.Problem, says: "are left out", from: 15,
 		seed: run(`CREATE PUBLICATION "Wal Post's" FOR TABLE "The School"."out""box's" WHERE (event_type <> 'test') WITH (publish = 'insert')`)},
 	{name: "is unlogged", check: "source-table", level: doctor.Problem, says: "unlogged", seed: run(`ALTER TABLE "The School"."out""box's" SET UNLOGGED`)},
 	{name: "has no published column", check: "source-repair", level: doctor.Warning, says: "no column",

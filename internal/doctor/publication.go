@@ -306,7 +306,7 @@ func checkPublicationFilter(ctx context.Context, c *checker) ([]Finding, error) 
 			return nil, err
 		}
 		if filter != "" {
-			found = append(found, warning(fmt.Sprintf("rows of %s are left out unless %s", relation(table), filter), "they stay unpublished for ever, and no subscriber hears of them", fix).about(table.Source.Name))
+			found = append(found, problem(fmt.Sprintf("rows of %s are left out unless %s", relation(table), filter), "no subscriber gets them, and they stay unpublished; the next repair sends them, behind later ones", fix).about(table.Source.Name))
 		}
 		if len(columns) > 0 {
 			text := fmt.Sprintf("only the columns %s of %s are published", strings.Join(columns, ", "), relation(table))

@@ -275,13 +275,14 @@ func (l *Lane) oweKeysLocked(queues []*keyQueue) {
 		return
 	}
 	s.urgent = true
+	first := queues[0].key // a queue that has given everything away has none any more
 	for _, q := range queues {
 		s.keys[q.key] += 0 // in scope even before anything is recorded
 		l.holdQueueLocked(q)
 	}
 	l.abandonOverdueLocked()
 	l.metrics.keysInDebt.Set(float64(len(s.keys)))
-	l.log.Warn("keys fall into debt; their events are recorded and sent later, in order", "keys", len(queues), "first", queues[0].key, "events", len(s.held))
+	l.log.Warn("keys fall into debt; their events are recorded and sent later, in order", "keys", len(queues), "first", first, "events", len(s.held))
 }
 
 // blockKeyLocked keeps everything of a key behind its dead letter: live events are held, and owed ones stay recorded.

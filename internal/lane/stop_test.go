@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,6 +15,7 @@ import (
 
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/lane"
+	"github.com/backendstart/walpost/internal/subscriber"
 	"github.com/backendstart/walpost/internal/subscriber/subscribertest"
 )
 
@@ -42,6 +45,39 @@ func TestLane_logsNoErrorThatItsOwnStopHasMade(t *testing.T) {
 		}
 		if log.Len() > 0 {
 			t.Errorf("a clean stop was logged as\n%s", log.String())
+		}
+	})
+}
+
+// S-103: the line names a key.
+func TestLane_namesAKeyThatFallsIntoDebt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		sub := subscribertest.Handling("sub", func(_ context.Context, d subscriber.Delivery) error {
+			if d.Key == "K" {
+				return errors.New("503")
+			}
+			return nil
+		})
+		o := settings()
+		o.StallAfter = 10 * time.Second
+		r := newRig(t, sub, o)
+		stream := lane.Stream{
+			Term: func() int64 { return term }, Passed: passedAll, Pressed: func() bool { return false },
+			Crowds: func() bool { return false }, Refuse: func(*event.Event) error { return nil },
+		}
+		r.Lane = lane.New(0, sub, o, acks{r.tracker, r}, r.debt, stream,
+			lane.NewVectors(prometheus.NewRegistry()).For("sub"), slog.New(slog.NewTextHandler(&log, nil)))
+		r.start(time.Minute)
+		for i := range 40 {
+			r.offer(fmt.Sprintf("K/%d", i), fmt.Sprintf("L/%d", i))
+			time.Sleep(5 * time.Second)
+		}
+		if err := r.stop(); err != nil {
+			t.Error(err)
+		}
+		if !strings.Contains(log.String(), "keys fall into debt") || strings.Contains(log.String(), `first=""`) || !strings.Contains(log.String(), "first=K") {
+			t.Errorf("the log says\n%s", log.String())
 		}
 	})
 }

@@ -59,7 +59,7 @@ func (s *Source) layout(columns, primaryKey []string) (*Layout, error) {
 			return nil, err
 		}
 		if at < 0 && part.required {
-			return nil, fmt.Errorf("source %q: %s has no published column for the event %s: tried %s; map it with columns.%s",
+			return nil, fmt.Errorf("source %q: no column of %s is known for the event %s: tried %s; map it with columns.%s",
 				s.Name, s.relation(), part.option, strings.Join(part.names, ", "), part.option)
 		}
 		*part.at = at

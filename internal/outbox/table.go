@@ -224,10 +224,29 @@ func (t *Table) Same(before *Table) bool {
 // Row is what Mark wants, and the type of the payload.
 func (t *Table) Layout(columns []string) (*Layout, error) {
 	l, err := t.Source.layout(columns, t.Key)
-	if err == nil && t.layout != nil { // a table that was inspected
-		l.payloadType = t.layout.payloadType
+	if t.layout == nil { // a table that was not inspected
+		return l, err
 	}
-	return l, err
+	if err != nil {
+		return nil, t.explainLayout(columns, err)
+	}
+	l.payloadType = t.layout.payloadType
+	return l, nil
+}
+
+// explainLayout says of a layout that the stream's columns do not give which columns of the table it lacks.
+func (t *Table) explainLayout(columns []string, err error) error {
+	var lacking []string
+	for at, name := range t.Columns {
+		if t.layout.uses(at) && !slices.Contains(columns, name) {
+			lacking = append(lacking, name)
+		}
+	}
+	if len(lacking) == 0 {
+		return err
+	}
+	return fmt.Errorf("source %q: the stream does not carry %s of %s: the publication has a column list without them, which walpost doctor prints the statement against, or the rows are from before they were added",
+		t.Source.Name, strings.Join(lacking, ", "), t.Source.relation())
 }
 
 // ZonelessTime is the name of the time column where its type has no time zone, so that what it means depends on who

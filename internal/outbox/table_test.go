@@ -135,3 +135,12 @@ func TestSame_tellsATableThatWasAltered(t *testing.T) {
 		t.Error("a table with another column is the same")
 	}
 }
+
+// S-102: the table has the column, and the publication leaves it out.
+func TestTable_saysWhichColumnsTheStreamDoesNotCarry(t *testing.T) {
+	table := inspect(t, testdb.New(t), ours())
+	_, err := table.Layout([]string{"id", "event_id", "event_type"})
+	if err == nil || !strings.Contains(err.Error(), "payload") || !strings.Contains(err.Error(), "column list") || strings.Contains(err.Error(), "columns.payload") {
+		t.Errorf("got %v", err)
+	}
+}

@@ -25,20 +25,22 @@ func (t *Table) Unpublished(ctx context.Context, tx pgx.Tx, fn func(*event.Event
 	if t.Published == "" {
 		return fmt.Errorf("read unpublished rows of %s: it has no published column, so no one knows which ones wait", t.Source.relation())
 	}
-	return t.readAll(ctx, tx, t.unpublished(), fn)
+	return t.readAll(ctx, tx, t.unpublished(), true, fn)
 }
 
-// Retained is Unpublished for all rows that the table has, published or not.
+// Retained is Unpublished for all rows that the table has, published or not. Where rows can be marked they come in the
+// order of the source's order column, whatever the server tracks: of a marked row it knows when the mark committed.
 func (t *Table) Retained(ctx context.Context, tx pgx.Tx, fn func(*event.Event) error) error {
-	return t.readAll(ctx, tx, "true", fn)
+	return t.readAll(ctx, tx, "true", t.Published == "", fn)
 }
 
-// readAll calls fn with the event of every row that fits the condition, in commit order.
-func (t *Table) readAll(ctx context.Context, tx pgx.Tx, condition string, fn func(*event.Event) error) error {
+// readAll calls fn with the event of every row that fits the condition, in commit order where that is asked for and known.
+func (t *Table) readAll(ctx context.Context, tx pgx.Tx, condition string, byCommit bool, fn func(*event.Event) error) error {
 	var tracked bool
 	if err := tx.QueryRow(ctx, `SELECT current_setting('track_commit_timestamp')::bool`).Scan(&tracked); err != nil {
 		return fmt.Errorf("read rows of %s: %w", t.Source.relation(), err)
 	}
+	tracked = tracked && byCommit
 	if t.rowByRow {
 		return t.readRowByRow(ctx, tx, condition, " ORDER BY "+t.orderSQL(tracked), t.committedSQL(tracked), nil, func(row found) error {
 			if err := setCommitted(row.event, row.committed); err != nil {
@@ -95,8 +97,8 @@ func (t *Table) committedSQL(tracked bool) string {
 const withinTransaction = "t.cmin::text::bigint, t.ctid"
 
 // orderSQL is the order in which a repair reads rows, named t: that of the commits where the server tracks them,
-// and within a transaction the table's own order, or that of its rows. Of a row that is marked, the transaction
-// is that of the mark, so the time has to do; and where there is no time, the age of the transaction.
+// and within a transaction the table's own order, or that of its rows. Where the server tracks nothing, or rows are
+// marked, the time has to do; and where there is no time, the age of the transaction.
 func (t *Table) orderSQL(tracked bool) string {
 	var order []string
 	if tracked {
@@ -110,11 +112,7 @@ func (t *Table) orderSQL(tracked bool) string {
 	case t.layout.time < 0:
 		order = append(order, "pg_catalog.age(t.xmin) DESC")
 	case tracked:
-		unknown := commitTime + " IS NULL"
-		if t.Published != "" {
-			unknown += " OR NOT (" + t.unpublished() + ")"
-		}
-		order = append(order, "CASE WHEN "+unknown+" THEN t."+quote(t.Columns[t.layout.time])+" END")
+		order = append(order, "CASE WHEN "+commitTime+" IS NULL THEN t."+quote(t.Columns[t.layout.time])+" END")
 	default:
 		order = append(order, "t."+quote(t.Columns[t.layout.time]))
 	}

@@ -166,3 +166,23 @@ func TestUnpublished_withCommitTimesReadsInCommitOrder(t *testing.T) {
 		t.Errorf("committed at: got %v, want just now", events[0].CommittedAt)
 	}
 }
+
+// S-101: of a marked row the server knows when its mark committed, which says nothing of the event.
+func TestRetained_readsMarkedRowsInTheOrderOfTheOrderColumn(t *testing.T) {
+	server := testdb.NewServer(t, map[string]string{"track_commit_timestamp": "on"})
+	db := testdb.On(t, server)
+	table := inspect(t, db, ours())
+	fill(db, 4)
+	db.Exec(`UPDATE outbox SET published_at = now() WHERE id = 3`)
+	db.Exec(`UPDATE outbox SET published_at = now() WHERE id = 1`)
+	var got []string
+	err := postgres.InSnapshot(t.Context(), db.Pinned, "", func(tx pgx.Tx) error {
+		return table.Retained(t.Context(), tx, func(e *event.Event) error {
+			got = append(got, e.ID)
+			return nil
+		})
+	})
+	if want := []string{"e1", "e2", "e3", "e4"}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("got %q, %v, want %q", got, err, want)
+	}
+}
