@@ -209,9 +209,12 @@ func printStatus(w io.Writer, s admin.Status) {
 	if slot.Active {
 		running = "pid " + strconv.Itoa(slot.ActivePID) + " of the server sends it the slot"
 	}
-	if s.Leader != nil {
+	switch {
+	case s.Leader != nil && s.Leader.Holder == "":
+		fmt.Fprintf(w, "No relay leads, the last term was %d; %s.\n", s.Leader.Term, running)
+	case s.Leader != nil:
 		fmt.Fprintf(w, "Leader %s, term %d; %s.\n", plain(s.Leader.Holder, 100), s.Leader.Term, running)
-	} else {
+	default:
 		fmt.Fprintf(w, "No relay has led yet; %s.\n", running)
 	}
 	for _, stranger := range s.Strangers {

@@ -101,7 +101,7 @@ func sources(t *testing.T) map[string]string {
 	return found
 }
 
-// S-10, S-68, S-49, S-88, S-89, S-104 and S-171, among others.
+// S-10, S-68, S-49, S-88, S-89, S-104, S-105 and S-171, among others.
 func TestDoctor_findsEachFaultOfADatabaseAndWhatItPrintsFixesIt(t *testing.T) {
 	t.Parallel()
 	for _, f := range databaseFaults {
@@ -397,6 +397,15 @@ var publicationFaults = []fault{
 		seed: then((*harness).relay, run("ALTER PUBLICATION walpost ADD TABLE notifications"))},
 	{name: "are too many of one that no relay has read", check: "publication-tables", level: doctor.Problem, says: `no source: "public"."notifications"`,
 		seed: run("CREATE PUBLICATION walpost FOR TABLE outbox, notifications WITH (publish = 'insert')"), do: anotherPublication},
+	{name: "was a source", check: "publication-tables", level: doctor.Warning, says: "has tables that were sources when a relay last ran",
+		seed: func(h *harness) {
+			h.db.Exec(`CREATE TABLE second (LIKE outbox INCLUDING ALL)`)
+			sources := h.options.Sources
+			h.options.Sources = append(slices.Clone(sources), &outbox.Source{Name: "second", Schema: "public", Table: "second", Mark: true})
+			h.relay()
+			h.options.Sources = sources
+			h.relay()
+		}, do: run("ALTER PUBLICATION walpost DROP TABLE second")},
 	{name: "are all", check: "publication-tables", level: doctor.Problem, says: "has all tables",
 		seed: run("CREATE PUBLICATION walpost FOR ALL TABLES WITH (publish = 'insert')"), do: anotherPublication},
 	{name: "are those of a schema", check: "publication-tables", level: doctor.Problem, says: "all tables of schema public", from: 15,

@@ -206,17 +206,26 @@ func checkPublicationTables(ctx context.Context, c *checker) ([]Finding, error) 
 	if err != nil {
 		return nil, err
 	}
-	if len(extra) > 0 {
-		fix := p.change(advice.DropTables(c.Publication, extra))
-		known, err := c.record(ctx)
-		if err != nil {
-			return nil, err
+	known, err := c.record(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var former, strange []pgx.Identifier
+	for _, name := range extra {
+		if known != nil && wasSource(known.Fingerprint, name) {
+			former = append(former, name)
+		} else {
+			strange = append(strange, name)
 		}
+	}
+	if len(former) > 0 {
 		// A source whose name was mistyped looks just like a table that was taken off the sources.
-		if known != nil && slices.ContainsFunc(extra, func(name pgx.Identifier) bool { return wasSource(known.Fingerprint, name) }) {
-			fix = &Fix{Do: "some of them were sources when a relay last ran: if the configuration leaves them out by mistake, correct it; else the owner of the publication takes them off it"}
-		}
-		found = append(found, problem(fmt.Sprintf("publication %q has tables that are no source: %s", c.Publication, sanitized(extra)), noSource, fix))
+		found = append(found, warning(fmt.Sprintf("publication %q has tables that were sources when a relay last ran: %s", c.Publication, sanitized(former)),
+			"their rows reach no subscriber: the relay passes over them and counts them (walpost_rows_passed_over_total)",
+			&Fix{Do: "if the configuration leaves them out by mistake, correct it; else the owner of the publication takes them off it"}))
+	}
+	if len(strange) > 0 {
+		found = append(found, problem(fmt.Sprintf("publication %q has tables that are no source: %s", c.Publication, sanitized(strange)), noSource, p.change(advice.DropTables(c.Publication, strange))))
 	}
 	return found, nil
 }

@@ -4,9 +4,12 @@ import (
 	"context"
 	"log/slog"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/backendstart/walpost/internal/advice"
 )
 
 // Watcher makes the checks repeatedly and logs what has changed. It decides nothing: what must stop the relay,
@@ -112,11 +115,20 @@ func (w *Watcher) logFinding(f, before Finding) {
 	facts = append(facts, "finding", f.Finding, "reason", f.Reason)
 	if f.Fix != nil {
 		if len(f.Fix.SQL) > 0 {
-			facts = append(facts, "fix", f.Fix.SQL, "restart", f.Fix.Restart)
+			facts = append(facts, "fix", pasteable(f.Fix.SQL), "restart", f.Fix.Restart)
 		}
 		if f.Fix.Do != "" {
 			facts = append(facts, "do", f.Fix.Do)
 		}
 	}
 	w.log.Log(context.Background(), level, "the doctor found something; walpost doctor shows all", facts...)
+}
+
+// pasteable is statements as one text for psql.
+func pasteable(statements []advice.Statement) string {
+	var all strings.Builder
+	for _, statement := range statements {
+		all.WriteString(strings.TrimSuffix(statement.String(), ";") + "; ")
+	}
+	return strings.TrimSpace(all.String())
 }

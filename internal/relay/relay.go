@@ -327,7 +327,11 @@ type parts struct {
 func (r *Relay) build(s *session, safeMode bool, found *quarantined, stop context.CancelCauseFunc) *parts {
 	r.wal.Restart(s.confirmed)
 	if safeMode {
-		r.Log.Warn("the process ended several times soon after its start; safe mode: one event at a time, until what can have been in hand is handed over", "quarantined", found)
+		var facts []any
+		if found != nil {
+			facts = append(facts, "quarantined", found)
+		}
+		r.Log.Warn("the process ended several times soon after its start; safe mode: one event at a time, until what can have been in hand is handed over", facts...)
 	}
 	guard := newGuard(r.Pool, r.Slot, found)
 	p := &parts{guard: guard, drained: make(chan struct{})}

@@ -140,7 +140,7 @@ func (r *Relay) alterPublication(ctx context.Context, s *session, plan slot.Plan
 		}
 		err = wal.MakePublication(ctx, r.Pool, r.Publication, tables)
 	case len(plan.AddTables) > 0:
-		r.Log.Warn("the publication does not carry all tables of the sources; they are added", "publication", r.Publication, "tables", plan.AddTables)
+		r.Log.Warn("the publication does not carry all tables of the sources; they are added", "publication", r.Publication, "plan", plan.String())
 		err = wal.AddTables(ctx, r.Pool, r.Publication, plan.AddTables)
 	}
 	if err != nil {
