@@ -245,4 +245,3 @@ func parseGo(t *testing.T, e example) {
 		t.Errorf("%s: %v", e.name(), err)
 	}
 }
-
