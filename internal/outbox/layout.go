@@ -59,8 +59,7 @@ func (s *Source) layout(columns, primaryKey []string) (*Layout, error) {
 			return nil, err
 		}
 		if at < 0 && part.required {
-			return nil, fmt.Errorf("source %q: no column of %s is known for the event %s: tried %s; map it with columns.%s",
-				s.Name, s.relation(), part.option, strings.Join(part.names, ", "), part.option)
+			return nil, &noColumnError{source: s, role: part.role}
 		}
 		*part.at = at
 	}
@@ -78,6 +77,17 @@ func (s *Source) layout(columns, primaryKey []string) (*Layout, error) {
 		l.row = append(l.row, at)
 	}
 	return l, nil
+}
+
+// noColumnError says that none of the columns has what every event needs.
+type noColumnError struct {
+	source *Source
+	role   role
+}
+
+func (e *noColumnError) Error() string {
+	return fmt.Sprintf("source %q: no column of %s is known for the event %s: tried %s; map it with columns.%s",
+		e.source.Name, e.source.relation(), e.role.option, strings.Join(e.role.names, ", "), e.role.option)
 }
 
 // find returns the index of the role's column, or -1. A column that was mapped must be there.

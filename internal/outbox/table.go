@@ -242,11 +242,12 @@ func (t *Table) explainLayout(columns []string, err error) error {
 			lacking = append(lacking, name)
 		}
 	}
-	if len(lacking) == 0 {
+	var missing *noColumnError
+	if len(lacking) == 0 || !errors.As(err, &missing) {
 		return err
 	}
-	return fmt.Errorf("source %q: the stream does not carry %s of %s: the publication has a column list without them, which walpost doctor prints the statement against, or the rows are from before they were added",
-		t.Source.Name, strings.Join(lacking, ", "), t.Source.relation())
+	return fmt.Errorf("source %q: the stream does not carry %s of %s, and so not the event %s: a column list of the publication leaves it out (walpost doctor prints the statement against that), or it was renamed or dropped, or the rows are from before it was added",
+		t.Source.Name, strings.Join(lacking, ", "), t.Source.relation(), missing.role.option)
 }
 
 // ZonelessTime is the name of the time column where its type has no time zone, so that what it means depends on who

@@ -40,8 +40,9 @@ type Fence struct {
 	term  int64     // guarded by mu
 	where string    // system identifier and timeline; guarded by mu
 	known event.LSN // the recorded LSN is at least this; guarded by mu
-
-	records int // how often Recorded was called; guarded by mu
+	// The database has at least so many records; guarded by mu. The recorded LSN alone would not do: while a debt holds
+	// it, it stands, and is the same in an earlier state.
+	records int64
 }
 
 // NewFence returns the fence of a slot, without a leadership yet.
@@ -84,7 +85,7 @@ func fenceRow(tx pgx.Tx) int {
 // waits for the transactions that hold the last leadership. If another relay has taken over meanwhile it returns
 // ErrOvertaken.
 func (f *Fence) Lead(ctx context.Context, pool *postgres.Pool, holder string, reader Key, elected bool) error {
-	var term int64
+	var term, records int64
 	var where, known string
 	err := postgres.InTx(ctx, pool, func(tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, `INSERT INTO walpost.leader (slot, holder, term) VALUES ($1, '', 0) ON CONFLICT DO NOTHING`, f.slot)
@@ -110,8 +111,8 @@ func (f *Fence) Lead(ctx context.Context, pool *postgres.Pool, holder string, re
 		}
 		// In a statement of its own: that one sees what was there when it began to wait.
 		return tx.QueryRow(ctx, `
-			SELECT `+whereSQL+`, `+confirmedOf+`::text`,
-			f.slot).Scan(&where, &known)
+			SELECT `+whereSQL+`, `+confirmedOf+`::text, `+recordsOf,
+			f.slot).Scan(&where, &known, &records)
 	})
 	if err != nil {
 		return fmt.Errorf("take the lead of slot %q: %w", f.slot, err)
@@ -122,7 +123,7 @@ func (f *Fence) Lead(ctx context.Context, pool *postgres.Pool, holder string, re
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.term, f.where, f.known = term, where, confirmed
+	f.term, f.where, f.known, f.records = term, where, confirmed, records
 	return nil
 }
 
@@ -134,8 +135,8 @@ func (f *Fence) Recorded(confirmed event.LSN) {
 	f.records++
 }
 
-// Records is how often something was recorded.
-func (f *Fence) Records() int {
+// Records grows with every call of Recorded.
+func (f *Fence) Records() int64 {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.records
@@ -157,7 +158,7 @@ func (f *Fence) Check(ctx context.Context, pool *postgres.Pool) error {
 
 // HoldTx makes the transaction part of the leadership, or returns ErrFenced or ErrChanged.
 func (f *Fence) HoldTx(ctx context.Context, tx pgx.Tx) error {
-	return f.check(ctx, tx, `SELECT term, %s FROM walpost.fence WHERE slot = $1 AND n = $3 FOR SHARE`, f.slot, fenceRow(tx))
+	return f.check(ctx, tx, `SELECT term, %s FROM walpost.fence WHERE slot = $1 AND n = $4 FOR SHARE`, f.slot, fenceRow(tx))
 }
 
 // QueueHold queues what makes the transaction part of the leadership with a term, in a batch: result gets the
@@ -178,14 +179,14 @@ func QueueHold(batch *pgx.Batch, tx pgx.Tx, slot string, result func(term int64,
 
 func (f *Fence) check(ctx context.Context, db Querier, sql, slot string, row ...any) error {
 	f.mu.Lock()
-	ours := Fence{term: f.term, where: f.where, known: f.known}
+	ours := Fence{term: f.term, where: f.where, known: f.known, records: f.records}
 	f.mu.Unlock()
 	var term int64
 	var where string
-	var behind bool
-	facts := whereSQL + `, ` + confirmedOf + ` < $2::text::pg_lsn`
-	args := append([]any{slot, ours.known.String()}, row...)
-	err := db.QueryRow(ctx, strings.Replace(sql, "%s", facts, 1), args...).Scan(&term, &where, &behind)
+	var behind, fewer bool
+	facts := whereSQL + `, ` + confirmedOf + ` < $2::text::pg_lsn, ` + recordsOf + ` < $3::bigint`
+	args := append([]any{slot, ours.known.String(), ours.records}, row...)
+	err := db.QueryRow(ctx, strings.Replace(sql, "%s", facts, 1), args...).Scan(&term, &where, &behind, &fewer)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return fmt.Errorf("%w: no one leads slot %q there", ErrChanged, f.slot)
@@ -195,6 +196,8 @@ func (f *Fence) check(ctx context.Context, db Querier, sql, slot string, row ...
 		return fmt.Errorf("%w: it was server/timeline %s, now it is %s", ErrChanged, ours.where, where)
 	case behind:
 		return fmt.Errorf("%w: %v was recorded as confirmed of slot %q, now it knows less", ErrChanged, ours.known, f.slot)
+	case fewer:
+		return fmt.Errorf("%w: %d records were made for slot %q, now it knows fewer", ErrChanged, ours.records, f.slot)
 	case term != ours.term:
 		return fmt.Errorf("%w (our term was %d, now it is %d)", ErrFenced, ours.term, term)
 	}

@@ -15,7 +15,7 @@ import (
 
 const slot = "s"
 
-// A record that goes back says that the database has, unless it is the relay that has begun it again.
+// S-106, among others: a record that goes back says that the database has, unless it is the relay that has begun it again.
 func TestFence_knowsARecordThatBeginsAgainFromADatabaseThatHasGoneBack(t *testing.T) {
 	t.Parallel()
 	db := testdb.New(t)
@@ -31,7 +31,7 @@ func TestFence_knowsARecordThatBeginsAgainFromADatabaseThatHasGoneBack(t *testin
 		}
 	}
 	write := func(confirmed string) {
-		db.Exec(`UPDATE walpost.slots SET confirmed = $2::text::pg_lsn WHERE slot = $1`, slot, confirmed)
+		db.Exec(`UPDATE walpost.slots SET confirmed = $2::text::pg_lsn, records = records + 1 WHERE slot = $1`, slot, confirmed)
 	}
 	check("as it was led", nil)
 	write("0/400")
@@ -45,6 +45,13 @@ func TestFence_knowsARecordThatBeginsAgainFromADatabaseThatHasGoneBack(t *testin
 	check("again from the beginning", nil)
 	write("0/0")
 	check("at the beginning", nil)
+	fence.Recorded(0) // while a debt holds the position
+	write("0/0")
+	check("as often as we have recorded something", nil)
+	db.Exec(`UPDATE walpost.slots SET records = 0 WHERE slot = $1`, slot)
+	check("fewer records", store.ErrChanged)
+	db.Exec(`UPDATE walpost.slots SET records = 100 WHERE slot = $1`, slot)
+	check("as many again", nil)
 	if err := store.NewFence(slot).Lead(t.Context(), db.Pinned, "another", 0, false); err != nil {
 		t.Fatal(err)
 	}

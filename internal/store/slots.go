@@ -162,10 +162,11 @@ func WriteFingerprint(ctx context.Context, tx pgx.Tx, slot string, now Fingerpri
 	return nil
 }
 
-// RaiseConfirmed records a position; it never goes back. Once that is committed, the server may be told.
+// RaiseConfirmed records a position; it never goes back. Once that is committed, the server may be told, and
+// Fence.Recorded is to be.
 func RaiseConfirmed(ctx context.Context, tx pgx.Tx, slot string, confirmed event.LSN) error {
 	tag, err := tx.Exec(ctx, `
-		UPDATE walpost.slots SET confirmed = greatest(confirmed, $2::text::pg_lsn), updated_at = pg_catalog.now()
+		UPDATE walpost.slots SET confirmed = greatest(confirmed, $2::text::pg_lsn), records = records + 1, updated_at = pg_catalog.now()
 		WHERE slot = $1`, slot, confirmed.String())
 	if err != nil {
 		return fmt.Errorf("record %v as confirmed of slot %q: %w", confirmed, slot, err)
@@ -199,6 +200,9 @@ func SlotIsKnown(slot string) string {
 
 // confirmedOf is what is recorded as confirmed of the slot that is argument $1, as pg_lsn.
 const confirmedOf = `coalesce((SELECT k.confirmed FROM walpost.slots k WHERE k.slot = $1), '0/0')`
+
+// recordsOf is how often something was recorded for the slot that is argument $1.
+const recordsOf = `coalesce((SELECT k.records FROM walpost.slots k WHERE k.slot = $1), 0)`
 
 // FindDoubtConfirmed says why what is recorded as confirmed of a slot cannot be true, "" if it can.
 func FindDoubtConfirmed(ctx context.Context, q Querier, slot string) (doubt string, err error) {

@@ -9,6 +9,8 @@ CREATE TABLE walpost.slots (
     timeline     INT         NOT NULL,
     epoch        INT         NOT NULL DEFAULT 1,
     confirmed    PG_LSN      NOT NULL DEFAULT '0/0',
+    -- How often the relay has recorded something: it knows by that a database that has gone back to an earlier state.
+    records      BIGINT      NOT NULL DEFAULT 0,
     -- What was published when the relay last compared it, by source: store.Fingerprint.
     fingerprint  JSONB       NOT NULL DEFAULT '{}',
     state        TEXT        NOT NULL CHECK (state IN ('creating', 'ready')),
