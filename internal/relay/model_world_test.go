@@ -40,11 +40,14 @@ type modelServer struct {
 	debt      *debttest.Memory
 	onMark    func(event.Identity) // of each mark
 	ids       int
-	used      int          // event ids since they began at 1 the last time
-	refuse    int          // so many writes of marks and positions fail
-	lost      repairKind   // how the slot was lost; the next life repairs it
-	window    ack.Window   // of its relays
-	lane      lane.Options // and of their lanes, but for the ordering
+	used      int             // event ids since they began at 1 the last time
+	refuse    int             // so many writes of marks and positions fail
+	lost      repairKind      // how the slot was lost; the next life repairs it
+	window    ack.Window      // of its relays
+	lane      lane.Options    // and of their lanes, but for the ordering
+	deleted   map[string]bool // rows, by the ids of the history; owned by it
+	added     int64           // rows that people have added
+	crashIn   int             // so many moments before and after writes, until the process dies; 0 for never
 }
 
 type modelTxn struct {
@@ -88,7 +91,13 @@ type modelSubscriber struct {
 	keys     map[string]string
 	busy     map[string]bool // keys in a call: never two at once
 	over     []string        // broken promises
-	repaired map[string]bool // ids that a repair may bring; owned by the history
+	// Owned by the history, by id:
+	repaired  map[string]bool // a repair or a person may bring it
+	again     map[string]bool // a person may bring it again
+	moved     map[string]bool // a person has given it another place
+	ended     map[string]bool // a person has ended it
+	lacks     map[string]bool // it was deleted before the subscriber began
+	beginning bool            // with all rows
 }
 
 // span is a time in which a subscriber was in the configuration with one filter, by what committed in it.
@@ -106,13 +115,21 @@ func (m *modelSubscriber) changes(end event.LSN, away bool) {
 		m.spans[last].until = end
 	}
 	if !away {
-		m.spans = append(m.spans, span{from: end, filter: m.filter})
+		from := end
+		if m.beginning && len(m.spans) == 0 {
+			from = 0
+		}
+		m.spans = append(m.spans, span{from: from, filter: m.filter})
 	}
 }
 
 // due tells whether an event must come to the subscriber, and whether it may: what committed before a change of the
 // filter can come by the new one as well.
-func (m *modelSubscriber) due(commit event.LSN, eventType string) (must, may bool) {
+func (m *modelSubscriber) due(commit event.LSN, e modelEvent) (must, may bool) {
+	if m.lacks[e.id] {
+		return false, true // the stream may still bring it
+	}
+	eventType := e.eventType
 	for i, s := range m.spans {
 		if commit < s.from || s.until != 0 && commit >= s.until {
 			continue
@@ -182,14 +199,21 @@ func (m *modelSubscriber) handle(ctx context.Context, alive func() bool, d subsc
 
 // modelProcess is one life of the relay.
 type modelProcess struct {
-	server  *modelServer
-	crash   context.CancelFunc // everything at once
-	stop    context.CancelFunc // softly
-	yield   context.CancelFunc // because the slot is lost
-	dead    context.Context
-	ended   chan struct{}
-	tracker *ack.Tracker
-	budget  int64
+	server    *modelServer
+	crash     context.CancelFunc // everything at once
+	stop      context.CancelFunc // softly
+	yield     context.CancelFunc // because the slot is lost
+	dead      context.Context
+	ended     chan struct{}
+	tracker   *ack.Tracker
+	budget    int64
+	plant     *plant
+	subs      []*modelSubscriber
+	lanes     []*lane.Lane
+	run       context.Context // ends with a stop
+	received  func() event.LSN
+	replaying *sync.WaitGroup // what has to end before the process has
+	replays   []sync.Mutex    // held while one is under way, by lane
 }
 
 // modelOutlet is a subscriber as one process sees it.
@@ -242,25 +266,39 @@ func (s *modelServer) refuses() bool {
 
 var errDead = errors.New("the process is dead")
 
-func (m mortal) Record(ctx context.Context, sub string, owed []lane.Owed) error {
-	if m.process.dead.Err() != nil {
+// write does what changes the debt. The process may die before it, or before it has the answer.
+func (m mortal) write(do func() error) error {
+	if m.process.dies() {
 		return errDead
 	}
+	err := do()
+	if m.process.dies() {
+		return errDead
+	}
+	return err
+}
+
+func (m mortal) Load(ctx context.Context, sub string, secured event.Position, maxKeys int) (lane.Debt, error) {
+	found, err := m.Ower.Load(ctx, sub, secured, maxKeys)
+	if m.plant.forgetsBound {
+		found.Bound, found.Bounds = 0, nil
+	}
+	return found, err
+}
+
+func (m mortal) Record(ctx context.Context, sub string, owed []lane.Owed) error {
 	if m.plant.forgetsRecord && len(owed) > 1 {
 		owed = owed[1:]
 	}
 	for i := range owed {
 		owed[i].Event = m.known(owed[i].Event)
 	}
-	return m.Ower.Record(ctx, sub, owed)
+	return m.write(func() error { return m.Ower.Record(ctx, sub, owed) })
 }
 
 func (m mortal) Dead(ctx context.Context, sub string, letter lane.Owed) error {
-	if m.process.dead.Err() != nil {
-		return errDead
-	}
 	letter.Event = m.known(letter.Event)
-	return m.Ower.Dead(ctx, sub, letter)
+	return m.write(func() error { return m.Ower.Dead(ctx, sub, letter) })
 }
 
 // known is an event as the debt knows it.
@@ -287,18 +325,14 @@ func (m mortal) Waiting(ctx context.Context, sub string, q lane.Query) ([]lane.O
 }
 
 func (m mortal) Paid(ctx context.Context, sub string, paid []lane.Paid, secured event.Position) error {
-	if m.process.dead.Err() != nil {
-		return errDead
-	}
-	m.process.server.raise(sub, secured)
-	return m.Ower.Paid(ctx, sub, paid, secured)
+	return m.write(func() error {
+		m.process.server.raise(sub, secured)
+		return m.Ower.Paid(ctx, sub, paid, secured)
+	})
 }
 
 func (m mortal) Failed(ctx context.Context, sub string, owed []lane.Owed) error {
-	if m.process.dead.Err() != nil {
-		return errDead
-	}
-	return m.Ower.Failed(ctx, sub, owed)
+	return m.write(func() error { return m.Ower.Failed(ctx, sub, owed) })
 }
 
 func (s *modelServer) raise(sub string, secured event.Position) {
@@ -317,7 +351,10 @@ type modelLedger struct {
 }
 
 func (l modelLedger) write(_ context.Context, finished []*ack.Entry, confirm event.LSN, at *positions) (int, error) {
-	if l.process.dead.Err() != nil {
+	if l.plant.confirmsFirst {
+		l.process.server.setConfirmed(confirm)
+	}
+	if l.process.dies() {
 		return 0, errDead
 	}
 	if l.process.server.refuses() {
@@ -335,20 +372,31 @@ func (l modelLedger) write(_ context.Context, finished []*ack.Entry, confirm eve
 			l.process.server.raise(name, at.secured[i])
 		}
 	}
-	l.process.server.mu.Lock()
-	defer l.process.server.mu.Unlock()
-	l.process.server.recorded = max(l.process.server.recorded, confirm)
+	l.process.server.record(confirm)
+	if l.process.dies() {
+		return 0, errDead
+	}
 	return 0, nil
 }
 
+func (s *modelServer) record(confirm event.LSN) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.recorded = max(s.recorded, confirm)
+}
+
 func (l modelLedger) markRows(ctx context.Context, query debt.MarkQuery) (debt.MarkRound, error) {
-	if l.process.dead.Err() != nil {
+	if l.process.dies() {
 		return debt.MarkRound{}, errDead
 	}
 	if l.plant.forgetsOpen {
 		query.Open = func([]event.Identity) map[event.Identity]bool { return nil }
 	}
-	return l.process.server.debt.MarkRows(ctx, query)
+	round, err := l.process.server.debt.MarkRows(ctx, query)
+	if l.process.dies() {
+		return debt.MarkRound{}, errDead
+	}
+	return round, err
 }
 
 func (modelLedger) lockedBy(context.Context, debt.LockedRow) (string, error) { return "", nil }
@@ -361,7 +409,15 @@ type plant struct {
 	takesIDs        bool // for identities
 	forgetsLeavers  bool
 	forgetsOpen     bool // marks what is open
+	forgetsBound    bool // of what people add
+	beginsLate      bool // with what is not published, instead of all rows
+	confirmsFirst   bool // before it is recorded
 	marksWhatIsOwed bool
+}
+
+// byPeople reports whether it is found where people do something, or the process dies at a write.
+func (p *plant) byPeople() bool {
+	return p.forgetsOpen || p.forgetsBound || p.beginsLate || p.confirmsFirst
 }
 
 // repairKind is what a lost slot needs.
@@ -384,7 +440,7 @@ func (s *modelServer) findOrMakeSlot(subs []*modelSubscriber, plant *plant) (hor
 	}
 	r := &Relay{}
 	for _, sub := range subs {
-		r.Subscriptions = append(r.Subscriptions, Subscription{Subscriber: modelOutlet{modelSubscriber: sub}, Filter: sub.filter})
+		r.Subscriptions = append(r.Subscriptions, Subscription{Subscriber: modelOutlet{modelSubscriber: sub}, Filter: sub.filter, FromBeginning: sub.beginning})
 	}
 	opened := &session{epoch: 1, confirmed: s.confirmed, end: s.end, known: s.known}
 	if lost == sameSlot {
@@ -399,7 +455,11 @@ func (s *modelServer) findOrMakeSlot(subs []*modelSubscriber, plant *plant) (hor
 	s.confirmed, s.recorded, opened.confirmed = s.end, s.end, s.end
 	s.mu.Unlock()
 	members = r.atTheBeginning(opened)
-	s.recordRows(recording{snapshot: "of the slot", at: event.Position{Epoch: 1, Commit: s.end - 1}, repair: true, to: r.recipients(opened, func(string, bool) bool { return true })})
+	at := event.Position{Epoch: 1, Commit: s.end - 1}
+	fresh := func(name string, beginning bool) bool { _, known := s.known[name]; return beginning && !known }
+	s.recordRows(recording{snapshot: "of the slot", at: at, retained: !plant.beginsLate, to: r.recipients(opened, fresh)})
+	s.recordRows(recording{snapshot: "of the slot", at: at, repair: true,
+		to: r.recipients(opened, func(name string, beginning bool) bool { return !fresh(name, beginning) })})
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for name, k := range s.known {
@@ -439,7 +499,7 @@ func (s *modelServer) recordRows(o recording) {
 			ev.Source, ev.Row = "model", e.id
 			ev.Position, ev.Bound = o.at, bound
 			ev.Position.Ordinal += ordinal
-			if _, marked := s.debt.Marked(ev); marked && !o.retained {
+			if _, marked := s.debt.Marked(ev); marked && !o.retained || s.deleted[e.id] {
 				continue
 			}
 			ordinal++
@@ -459,9 +519,15 @@ func (s *modelServer) startPositions(subs []*modelSubscriber, plant *plant) (hor
 	defer s.mu.Unlock()
 	var configured []asked
 	for _, sub := range subs {
-		configured = append(configured, asked{name: sub.name, filter: sub.filter})
+		configured = append(configured, asked{name: sub.name, filter: sub.filter, fromBeginning: sub.beginning})
 	}
 	members = plan(s.known, configured, 1, place{1, s.end})
+	for i, m := range members {
+		if m.found == beginning {
+			s.recordRows(recording{at: event.Position{Epoch: 1, Commit: s.confirmed - 1}, retained: !plant.beginsLate,
+				to: []recipient{{name: m.name, wants: subs[i].filter.Takes}}})
+		}
+	}
 	before := s.known
 	s.known = make(map[string]stored)
 	for name := range before {
@@ -502,8 +568,10 @@ func (p *modelProcess) depart(m member) error {
 func (s *modelServer) rename(before, name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.known[name] = s.known[before]
-	delete(s.known, before)
+	if k, known := s.known[before]; known { // else there is nothing to carry over
+		s.known[name] = k
+		delete(s.known, before)
+	}
 	s.debt.Rename(before, name)
 }
 
@@ -513,7 +581,8 @@ func startProcess(server *modelServer, subs []*modelSubscriber, budget int64, pl
 	run, end := context.WithCancelCause(dead)
 	stop := func() { end(nil) }
 	horizon, confirmed, members := server.findOrMakeSlot(subs, plant)
-	p := &modelProcess{server: server, crash: crash, stop: stop, yield: func() { end(&changed{reason: "the slot is gone"}) }, dead: dead, ended: make(chan struct{}), budget: budget}
+	p := &modelProcess{server: server, crash: crash, stop: stop, yield: func() { end(&changed{reason: "the slot is gone"}) }, dead: dead, ended: make(chan struct{}), budget: budget,
+		plant: plant, subs: subs, run: run}
 	p.tracker = ack.New(server.window, len(members), confirmed)
 	var received event.LSN
 	var mu sync.Mutex
@@ -554,7 +623,8 @@ func startProcess(server *modelServer, subs []*modelSubscriber, budget int64, pl
 	rec := &recorder{ledger: modelLedger{p, plant}, tracker: p.tracker, log: log, metrics: newMetrics(reg),
 		names: names, budget: budget, received: at, recorded: confirmed, epoch: 1}
 
-	var lanesDone, others sync.WaitGroup
+	var lanesDone, others, replays sync.WaitGroup
+	p.lanes, p.received, p.replaying = lanes, at, &replays
 	for _, l := range lanes {
 		lanesDone.Go(func() { _ = l.Run(run, 5*time.Second) })
 	}
@@ -571,6 +641,7 @@ func startProcess(server *modelServer, subs []*modelSubscriber, budget int64, pl
 	go func() {
 		defer close(p.ended)
 		<-streaming
+		replays.Wait()
 		lanesDone.Wait()
 		recorded()
 		others.Wait()
