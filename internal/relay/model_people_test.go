@@ -12,7 +12,7 @@ import (
 
 // What people do in the model, beside what happens by itself: they add, redrive, discard and replay, and put a
 // subscriber into the configuration that begins with all rows. Retention deletes rows, and a process dies before or
-// after any one of its writes. All of that happens in histories without a repair: a repair places what waits anew, among
+// after any one of its writes. All of that happens in histories without a repair: a repair gives what waits another place, among
 // the rows that are not published (docs/GUARANTEES.md), and that is not what these are about.
 
 // act lets one of these things happen, now and then. It has random numbers of its own, so that the rest of a history
