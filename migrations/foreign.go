@@ -41,7 +41,7 @@ func CheckLessons(ctx context.Context, dsn string, asked bool) error {
 	}
 	conn, err := pgx.ConnectConfig(ctx, config)
 	if err != nil {
-		return postgres.ConnectError(err, dsn)
+		return fmt.Errorf("database_url: %w", postgres.ConnectError(err, dsn))
 	}
 	defer conn.Close(context.WithoutCancel(ctx))
 	var walpost, lessons bool

@@ -67,7 +67,7 @@ func Apply(ctx context.Context, dsn string, log *slog.Logger, sets ...Set) (appl
 
 	conn, err := db.Conn(ctx)
 	if err != nil {
-		return 0, postgres.ConnectError(err, dsn)
+		return 0, fmt.Errorf("database_url: %w", postgres.ConnectError(err, dsn))
 	}
 	defer conn.Close()
 

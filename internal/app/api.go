@@ -3,6 +3,7 @@ package app
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"runtime/debug"
@@ -81,7 +82,7 @@ func newAuth(ctx context.Context, options config.API, registry prometheus.Regist
 func OpenDatabase(ctx context.Context, dsn config.Secret, application string, sets ...migrations.Set) (*postgres.Pool, error) {
 	pool, err := postgres.Open(ctx, dsn.Live(), application)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("database_url: %w", err)
 	}
 	if err := migrations.Check(ctx, pool, sets...); err != nil {
 		pool.Close()

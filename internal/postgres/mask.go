@@ -71,11 +71,6 @@ func ConnectError(err error, dsn string) error {
 	if parseErr != nil {
 		return parseErr
 	}
-	cause := err
-	var connect *pgconn.ConnectError
-	if errors.As(err, &connect) {
-		cause = errors.Unwrap(connect) // its own text repeats what target says
-	}
 	hint := ""
 	switch Code(err) {
 	case "28P01", "28000":
@@ -85,12 +80,8 @@ func ConnectError(err error, dsn string) error {
 	case "42704", "22023":
 		// A parameter that the server does not know may be the rest of a password that was cut in two.
 		return &maskedError{"connect to postgres: the server refuses an option of the connection string: " + encodingRule, err}
-	case "":
-		if Unavailable(err) {
-			hint = ": is the server running and reachable from here?"
-		}
 	}
-	text := fmt.Sprintf("connect to %s: %s%s", target(&config.Config), strings.Join(strings.Fields(cause.Error()), " "), hint)
+	text := fmt.Sprintf("connect to %s: %s%s", target(&config.Config), connectReason(err), hint)
 	return Mask(&maskedError{text, err}, dsn)
 }
 

@@ -141,13 +141,21 @@ func TestOpen_saysWhatToDo(t *testing.T) {
 	for _, c := range []struct{ name, dsn, want string }{
 		{"no such database", noDatabase, "create the database"},
 		{"wrong password", wrongPassword, "check user, password"},
-		{"no one listens", "postgres://me@127.0.0.1:1/db?sslmode=disable", "is the server running"},
+		// S-178: once, in words, with the part of the connection string that is at fault.
+		{"no one listens", "postgres://me@127.0.0.1:1/db", `user "me": nothing listens there (connection refused): is the server running, and are host and port right?`},
+		{"no one listens at either", "postgres://me@127.0.0.1:1,127.0.0.1:2/db?sslmode=disable", `user "me": 127.0.0.1:1: nothing listens there`},
+		{"no such host", "postgres://me@nowhere.invalid/db", `user "me": there is no such host: correct the host`},
+		{"no TLS", strings.Replace(db.DSN, "sslmode=disable", "sslmode=verify-full", 1), "the server takes no TLS: turn it on there (ssl = on), or say with sslmode=disable"},
+		{"no socket", "host=/nowhere dbname=db user=me", "there is no socket of a server"},
+		{"not such a server", db.DSN + "&target_session_attrs=read-only", "not one that target_session_attrs asks for"},
 		{"two at signs", "postgres://me:a@b@127.0.0.1/db", "%40"},
 		{"missing certificate", "postgres://me@127.0.0.1/db?sslmode=verify-full&sslrootcert=/nowhere/ca.pem", "/nowhere/ca.pem"},
 		{"bad port", "postgres://me@127.0.0.1:99999/db", "invalid port"},
 	} {
 		if _, err := postgres.Open(t.Context(), c.dsn, "walpost/test"); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: got %v, want %q in it", c.name, err, c.want)
+		} else if strings.Count(err.Error(), "refused)") > strings.Count(c.dsn, ",")+1 {
+			t.Errorf("%s: said more than once: %v", c.name, err)
 		}
 	}
 }
