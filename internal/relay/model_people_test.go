@@ -12,8 +12,8 @@ import (
 
 // What people do in the model, beside what happens by itself: they add, redrive, discard and replay, and put a
 // subscriber into the configuration that begins with all rows. Retention deletes rows, and a process dies before or
-// after any one of its writes. All of that happens in histories without a repair: a repair gives what waits another place, among
-// the rows that are not published (docs/GUARANTEES.md), and that is not what these are about.
+// after any one of its writes. All of that happens in histories without a repair: a repair gives what waits another
+// place, among the rows that are not published (docs/GUARANTEES.md), and that is not what these are about.
 
 // act lets one of these things happen, now and then. It has random numbers of its own, so that the rest of a history
 // is the same with and without it.
