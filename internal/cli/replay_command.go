@@ -10,6 +10,7 @@ import (
 
 	"github.com/backendstart/walpost/internal/admin"
 	"github.com/backendstart/walpost/internal/config"
+	"github.com/backendstart/walpost/internal/printable"
 	"github.com/backendstart/walpost/internal/replay"
 )
 
@@ -228,7 +229,7 @@ func printReplay(w io.Writer, at replay.Replay) {
 		fmt.Fprintln(w, "  "+plain(name, 400))
 	}
 	if gone := at.Estimated - at.Seen(); gone > 0 && at.State == replay.Done {
-		fmt.Fprintf(w, "%d rows that were counted before were not in the tables any more.\n", gone)
+		fmt.Fprintf(w, "Of what was counted before, %s not in the tables any more.\n", printable.Count(gone, "row", "was"))
 	}
 }
 

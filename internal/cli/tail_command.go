@@ -13,6 +13,7 @@ import (
 
 	"github.com/backendstart/walpost/internal/admin"
 	"github.com/backendstart/walpost/internal/config"
+	"github.com/backendstart/walpost/internal/printable"
 	"github.com/backendstart/walpost/internal/relay"
 )
 
@@ -138,7 +139,7 @@ func (t *tail) print(stream io.Reader) error {
 		case t.JSON:
 			_, err = fmt.Fprintf(t.out, "%s\n", raw)
 		case line.Missed > 0:
-			fmt.Fprintf(t.err, "walpost: %d attempts came faster than they were printed and are left out, whether the filters fit them or not\n", line.Missed)
+			fmt.Fprintf(t.err, "walpost: %s left out, because attempts came faster than they were printed, whether the filters fit them or not\n", printable.Count(int64(line.Missed), "attempt", "is"))
 		case line.Attempt != nil:
 			_, err = io.WriteString(t.out, attemptLine(*line.Attempt))
 		}

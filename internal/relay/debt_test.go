@@ -273,7 +273,7 @@ func TestRelay_countsALossWhenARowOfOursIsGone(t *testing.T) {
 	}
 	eventually(t, "the loss is counted", func() bool { return r.of("sub").Lost == 1 })
 	h := r.Health()
-	wantWords(t, errors.New(fmt.Sprint(h.Problems)), `1 events are lost for subscriber "sub"`)
+	wantWords(t, errors.New(fmt.Sprint(h.Problems)), `1 event is lost for subscriber "sub"`)
 	if !h.Ready {
 		t.Error("not ready for what no relay can fix")
 	}

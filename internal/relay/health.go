@@ -8,6 +8,7 @@ import (
 	"github.com/backendstart/walpost/internal/ack"
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/lane"
+	"github.com/backendstart/walpost/internal/printable"
 	"github.com/backendstart/walpost/internal/wal"
 )
 
@@ -112,13 +113,13 @@ func (r *Relay) Health() Health {
 	}
 	for _, s := range r.subscribers(tracker) {
 		if s.Lost > 0 { // what is lost is told until a person has seen it; it is no reason to take the relay out
-			h.Problems = append(h.Problems, fmt.Sprintf("%d events are lost for subscriber %q: their outbox rows were deleted while they were owed; "+
-				"look at them with `walpost owed list`, then discard them, and keep rows until published_at is set", s.Lost, s.Name))
+			h.Problems = append(h.Problems, fmt.Sprintf("%s lost for subscriber %q: an outbox row was deleted while the event was owed; "+
+				"look at them with `walpost owed list`, then discard them, and keep rows until published_at is set", printable.Count(s.Lost, "event", "is"), s.Name))
 		}
 	}
 	if since, open := r.standsStill(tracker); open > 0 && since > stallAfter {
 		h.Ready = false
-		h.Problems = append(h.Problems, fmt.Sprintf("%d events are open and nothing has moved for %v", open, since.Round(time.Second)))
+		h.Problems = append(h.Problems, fmt.Sprintf("%s open and nothing has moved for %v", printable.Count(int64(open), "event", "is"), since.Round(time.Second)))
 		for _, s := range r.subscribers(tracker) {
 			if s.Open > 0 {
 				h.Problems = append(h.Problems, fmt.Sprintf("subscriber %q holds %d, the oldest is event %q since %s; last error: %s",
@@ -127,7 +128,7 @@ func (r *Relay) Health() Health {
 		}
 		for _, l := range r.currentLeavers() {
 			if n, oldest := tracker.OpenOf(l.number); oldest != nil {
-				h.Problems = append(h.Problems, fmt.Sprintf("%d events are to be recorded as owed to subscriber %q, which has left the configuration; the oldest is event %q", n, l.name, oldest.ID))
+				h.Problems = append(h.Problems, fmt.Sprintf("%s to be recorded as owed to subscriber %q, which has left the configuration; the oldest is event %q", printable.Count(int64(n), "event", "is"), l.name, oldest.ID))
 			}
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/outbox"
+	"github.com/backendstart/walpost/internal/printable"
 )
 
 const (
@@ -205,8 +206,8 @@ func (r *recorder) endPass(ctx context.Context, busy bool) {
 		if err != nil || who == "" {
 			who = "a session that is not found"
 		}
-		sentence = fmt.Sprintf("%d rows cannot be marked, because another session has them locked, the longest since %s: event %q of source %q, locked by %s; end that session, or wait for it",
-			len(r.locked), since.Format(time.RFC3339), oldest.EventID, oldest.Source, who)
+		sentence = fmt.Sprintf("%s cannot be marked, because another session has them locked, the longest since %s: event %q of source %q, locked by %s; end that session, or wait for it",
+			printable.Count(int64(len(r.locked)), "row"), since.Format(time.RFC3339), oldest.EventID, oldest.Source, who)
 	}
 	r.mu.Lock()
 	said := r.locker != ""

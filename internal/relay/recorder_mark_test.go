@@ -75,7 +75,7 @@ func TestRecorder_namesWhoHasLockedARowForAMinute(t *testing.T) {
 		time.Sleep(15 * time.Second)
 		synctest.Wait()
 		got, _ := r.unmarked()
-		for _, want := range []string{"1 rows", `"e1"`, "pid 4711", "SELECT 1"} {
+		for _, want := range []string{"1 row cannot", `"e1"`, "pid 4711", "SELECT 1"} {
 			if !strings.Contains(got, want) {
 				t.Errorf("after a minute it says %q, want %s in it", got, want)
 			}

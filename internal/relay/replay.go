@@ -15,6 +15,7 @@ import (
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/outbox"
+	"github.com/backendstart/walpost/internal/printable"
 	"github.com/backendstart/walpost/internal/replay"
 	"github.com/backendstart/walpost/internal/store"
 )
@@ -352,7 +353,7 @@ func (w *replayWork) hand(ctx, lanes context.Context, batch []sending) error {
 			return nil
 		}
 		w.reach(batch[slices.IndexFunc(batch, func(s sending) bool { return s.event == left[0] })].before)
-		w.Problem = fmt.Sprintf("waits with %d events whose keys are in debt, blocked, paused or failing; the first is %s of key %q", len(left), left[0].ID, left[0].Key)
+		w.Problem = fmt.Sprintf("waits with %s whose keys are in debt, blocked, paused or failing; the first is %s of key %q", printable.Count(int64(len(left)), "event"), left[0].ID, left[0].Key)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
