@@ -37,10 +37,12 @@ type Slot struct {
 	ActivePID    int    `json:"active_pid,omitempty"`
 	WALStatus    string `json:"wal_status,omitempty"`
 	Invalidation string `json:"invalidation,omitempty"`
-	Confirmed    string `json:"confirmed_lsn,omitempty"`
-	LagBytes     int64  `json:"lag_bytes"`      // from the confirmed position to the end of the WAL
-	Retained     int64  `json:"retained_bytes"` // that the server keeps for the slot
-	Safe         *int64 `json:"safe_wal_bytes"` // that may be written before it is lost; nil without a limit
+	// LostReason says in words why the server has given the slot up; "" while it has not.
+	LostReason string `json:"lost_reason,omitempty"`
+	Confirmed  string `json:"confirmed_lsn,omitempty"`
+	LagBytes   int64  `json:"lag_bytes"`      // from the confirmed position to the end of the WAL
+	Retained   int64  `json:"retained_bytes"` // that the server keeps for the slot
+	Safe       *int64 `json:"safe_wal_bytes"` // that may be written before it is lost; nil without a limit
 	// HeldBackBy is synchronized_standby_slots while the server waits for one of them before it sends.
 	HeldBackBy string `json:"held_back_by,omitempty"`
 }
@@ -121,6 +123,9 @@ func (a *Service) Status(ctx context.Context) (Status, error) {
 		s.Slot.WALStatus, s.Slot.Invalidation, s.Slot.Confirmed = slot.WALStatus, slot.Invalidation, slot.Confirmed.String()
 		s.Slot.LagBytes, s.Slot.Retained, s.Slot.Safe = max(0, slot.LagBytes), max(0, slot.RetainedBytes), slot.SafeBytes
 		s.Slot.HeldBackBy = slot.HeldBackBy
+		if slot.Lost() {
+			s.Slot.LostReason = slot.LostReason()
+		}
 	}
 	records, err := store.ListSlotRecords(ctx, a.pool)
 	if err != nil {

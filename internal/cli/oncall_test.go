@@ -240,3 +240,22 @@ func TestCommands_sayWhoHoldsALockThatTheyWaitFor(t *testing.T) {
 		}
 	}
 }
+
+// S-180
+func TestStatus_saysWhyTheSlotIsLost(t *testing.T) {
+	t.Chdir(t.TempDir())
+	db := testdb.On(t, testdb.NewServer(t, map[string]string{"max_slot_wal_keep_size": "1MB"}))
+	db.Exec(`SELECT pg_create_logical_replication_slot($1, 'pgoutput')`, db.Name)
+	env := map[string]string{"WALPOST_DATABASE_URL": db.DSN, "WALPOST_SLOT": db.Name}
+	db.Exec(`CREATE TABLE junk (x text)`)
+	waitFor(t, "a slot that is lost", func() bool {
+		db.Exec(`INSERT INTO junk VALUES ('x')`)
+		db.Exec(`SELECT pg_switch_wal()`)
+		db.Exec(`CHECKPOINT`)
+		return db.Text(`SELECT wal_status FROM pg_replication_slots WHERE slot_name = $1`, db.Name) == "lost"
+	})
+	_, stdout, _ := execute(t, env, "status")
+	if want := "is lost (the server has removed WAL that it needed: it kept more than max_slot_wal_keep_size (wal_removed))"; !strings.Contains(stdout, want) {
+		t.Errorf("status says\n%s\nwant %q in it", stdout, want)
+	}
+}

@@ -185,8 +185,8 @@ func printStatus(w io.Writer, s admin.Status) {
 		fmt.Fprintf(w, "Slot %s does not exist any more. The next start of the relay makes it again and sends the unpublished rows first.\n", slot.Name)
 	default:
 		fmt.Fprintf(w, "Slot %s is %s", slot.Name, orDash(slot.WALStatus))
-		if slot.Invalidation != "" {
-			fmt.Fprintf(w, " (%s)", slot.Invalidation)
+		if slot.LostReason != "" {
+			fmt.Fprintf(w, " (%s)", plain(slot.LostReason, 200))
 		}
 		safe := "any amount"
 		if slot.Safe != nil {
