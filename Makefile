@@ -27,7 +27,7 @@ demo: ## Postgres, API, relay and traffic in one process; ARGS="--rate 10" and t
 	@go build -o bin/walpost ./cmd/walpost
 	@exec bin/walpost demo $(ARGS)
 
-test: ## Every test against a real Postgres with the race detector, a quarter of an hour on two cores; PKG=./internal/lane for one room
+test: ## Every test against a real Postgres with the race detector, some ten minutes on two cores; PKG=./internal/lane for one room
 	@sh scripts/ensure-postgres.sh
 	@go vet $(PKG)
 	@go run ./scripts/gotest -race -timeout 40m -p $$(($$(getconf _NPROCESSORS_ONLN) + 1)) $(PKG)

@@ -294,7 +294,7 @@ func TestDoctor_saysWhatItCannotSee(t *testing.T) {
 // What keeps a replication connection away, one after the other on one server, and each fixed as printed.
 func TestReplicationConnection_isRefusedByWords(t *testing.T) {
 	t.Parallel()
-	server := testdb.NewServer(t, map[string]string{"max_wal_senders": "1"})
+	server := testdb.NewForeignServer(t, map[string]string{"max_wal_senders": "1"})
 	db := testdb.On(t, server)
 
 	t.Run("the only sender is in use", func(t *testing.T) {

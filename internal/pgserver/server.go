@@ -51,7 +51,11 @@ type Options struct {
 	// file, see Server.LogFile.
 	Log *slog.Logger
 
-	primary *Server // whose cluster is copied; nil makes a new one
+	// Template is a server that Prepare made. Its cluster is copied, which takes a tenth of the time of initdb. Copies of
+	// one template have one system identifier and one password; Bin and InitArgs are the template's.
+	Template *Server
+
+	primary *Server // whose cluster is copied for a standby
 }
 
 // A Server is a private Postgres server with a superuser "postgres" and a random password. It listens
@@ -80,6 +84,9 @@ type process struct {
 // everything is removed again.
 func Start(ctx context.Context, options Options) (*Server, error) {
 	bin := options.Bin
+	if options.Template != nil {
+		bin = options.Template.bin
+	}
 	if bin == "" {
 		var err error
 		if bin, err = Find(); err != nil {
@@ -114,13 +121,35 @@ func Start(ctx context.Context, options Options) (*Server, error) {
 	return s, nil
 }
 
+// Prepare makes a server as Start does, lets fill put into it what each copy shall have, and shuts it down: a template for
+// others. The caller stops it, too.
+func Prepare(ctx context.Context, options Options, fill func(*Server) error) (*Server, error) {
+	s, err := Start(ctx, options)
+	if err != nil {
+		return nil, err
+	}
+	err = fill(s)
+	s.mu.Lock()
+	err = errors.Join(err, s.endLocked(ctx, syscall.SIGINT))
+	s.mu.Unlock()
+	if err != nil {
+		return nil, errors.Join(err, s.Stop(context.WithoutCancel(ctx)))
+	}
+	return s, nil
+}
+
 // setUp makes the cluster and starts it for the first time.
 func (s *Server) setUp(ctx context.Context, options Options) error {
-	if options.primary != nil {
-		if err := s.copyFrom(ctx, options.primary); err != nil {
-			return err
-		}
-	} else if err := s.initdb(ctx, options.InitArgs); err != nil {
+	var err error
+	switch {
+	case options.primary != nil:
+		err = s.becomeStandby(ctx, options.primary)
+	case options.Template != nil:
+		err = s.copyFrom(ctx, options.Template)
+	default:
+		err = s.initdb(ctx, options.InitArgs)
+	}
+	if err != nil {
 		return err
 	}
 	s.mu.Lock()

@@ -135,6 +135,30 @@ func TestServer_keepsPortAndDataOverRestartAndCrash(t *testing.T) {
 	}
 }
 
+func TestPrepare_makesATemplateThatServersAreCopiedFrom(t *testing.T) {
+	template, err := Prepare(t.Context(), Options{}, func(s *Server) error {
+		exec1(t, s, "CREATE TABLE filled AS SELECT 7 AS n")
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if template.PID() != 0 {
+		t.Error("the template runs")
+	}
+	a, b := start(t, Options{Template: template}), start(t, Options{Template: template})
+	exec1(t, a, "CREATE TABLE t AS SELECT n - 6 AS n FROM filled")
+	if got := exec1(t, b, "SELECT to_regclass('t') IS NULL"); got != "t" {
+		t.Error("what is made on one copy is on the other")
+	}
+	if err := template.Stop(t.Context()); err != nil || exists(template.Dir()) {
+		t.Errorf("stop of the template: %v, its folder is there: %v", err, exists(template.Dir()))
+	}
+	if got := exec1(t, a, "SELECT n FROM t"); got != "1" {
+		t.Errorf("without the template n is %q, want 1", got)
+	}
+}
+
 func TestStandby_followsItsPrimaryAndTakesOverNoSlot(t *testing.T) {
 	primary := start(t, Options{})
 	exec1(t, primary, "CREATE TABLE t AS SELECT 1 AS n")

@@ -41,12 +41,19 @@ func (s *Server) Standby(ctx context.Context, options Options) (*Server, error) 
 	return standby, err
 }
 
-// copyFrom takes over the cluster of a primary that is down. Slots stay behind: pg_basebackup leaves them
-// out, too.
-func (s *Server) copyFrom(ctx context.Context, primary *Server) error {
-	s.password = primary.password
-	if out, err := exec.CommandContext(ctx, "cp", "-Rp", primary.data(), s.data()).CombinedOutput(); err != nil {
-		return fmt.Errorf("copy the cluster in %s: %w: %s", primary.data(), err, strings.TrimSpace(string(out)))
+// copyFrom takes over the cluster of a server that is down, with its password.
+func (s *Server) copyFrom(ctx context.Context, other *Server) error {
+	s.password = other.password
+	if out, err := exec.CommandContext(ctx, "cp", "-Rp", other.data(), s.data()).CombinedOutput(); err != nil {
+		return fmt.Errorf("copy the cluster in %s: %w: %s", other.data(), err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}
+
+// becomeStandby takes over the cluster of a primary that is down. Slots stay behind: pg_basebackup leaves them out, too.
+func (s *Server) becomeStandby(ctx context.Context, primary *Server) error {
+	if err := s.copyFrom(ctx, primary); err != nil {
+		return err
 	}
 	slots, err := filepath.Glob(filepath.Join(s.data(), "pg_replslot", "*"))
 	if err != nil {

@@ -16,7 +16,7 @@ func TestRelay_saysThatReplicationURLLeadsElsewhere(t *testing.T) {
 	server := testdb.NewServer(t, nil)
 	db := testdb.On(t, server)
 	neighbour := testdb.On(t, server)
-	other := testdb.On(t, testdb.NewServer(t, nil))
+	other := testdb.On(t, testdb.NewForeignServer(t, nil))
 	standby := testdb.NewStandby(t, server, map[string]string{"hot_standby_feedback": "on"})
 	for name, elsewhere := range map[string]struct{ dsn, says string }{
 		"standby":          {withHost(t, db.DSN, address(standby)), "replication_url to a standby, database_url to its primary"},

@@ -11,9 +11,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"os"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -45,44 +43,12 @@ type DB struct {
 // its replication slots and whoever is still connected.
 func New(t testing.TB) *DB {
 	t.Helper()
-	if os.Getenv("WALPOST_TEST_DATABASE_URL") != "" {
-		return migrate(t, NewEmpty(t))
-	}
 	adminDSN, err := sharedServer()
 	if err != nil {
 		t.Fatal(err)
 	}
-	template, err := migratedTemplate()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return copyDB(t, adminDSN, template, "UTF8", "")
+	return newMigrated(t, adminDSN)
 }
-
-// migratedTemplate returns the database on the shared server that New copies, which takes a fraction of the time of
-// the migrations. It goes with the private server; on a server that stays, no one would drop it.
-var migratedTemplate = sync.OnceValues(func() (string, error) {
-	adminDSN, err := sharedServer()
-	if err != nil {
-		return "", err
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	name := databaseName()
-	conn, err := pgx.Connect(ctx, adminDSN)
-	if err != nil {
-		return "", err
-	}
-	defer conn.Close(ctx)
-	if _, err := conn.Exec(ctx, "CREATE DATABASE "+name+" TEMPLATE template0 ENCODING 'UTF8'"); err != nil {
-		return "", err
-	}
-	dsn, err := withDatabase(adminDSN, name)
-	if err != nil {
-		return "", err
-	}
-	return name, migrations.Up(ctx, dsn, slog.New(slog.DiscardHandler), migrations.Walpost, migrations.Lessons)
-})
 
 func databaseName() string { return "walpost_test_" + strings.ToLower(rand.Text()[:10]) }
 
@@ -120,12 +86,25 @@ func NewEmptyOn(t testing.TB, server *pgserver.Server) *DB {
 
 // NewServer returns a server that only this test uses and that may be frozen, killed and restarted. It
 // starts with the settings of the shared server; settings come on top. It is stopped when the test
-// ends.
+// ends. It is a copy: its system identifier is that of the shared server and of all others but NewForeignServer's.
 func NewServer(t testing.TB, settings map[string]string) *pgserver.Server {
+	t.Helper()
+	return newServer(t, startCopy, settings)
+}
+
+// NewForeignServer is NewServer with a system identifier of its own.
+func NewForeignServer(t testing.TB, settings map[string]string) *pgserver.Server {
+	t.Helper()
+	return newServer(t, func(ctx context.Context, settings map[string]string) (*pgserver.Server, error) {
+		return pgserver.Start(ctx, pgserver.Options{Settings: settings})
+	}, settings)
+}
+
+func newServer(t testing.TB, start func(context.Context, map[string]string) (*pgserver.Server, error), settings map[string]string) *pgserver.Server {
 	t.Helper()
 	all := maps.Clone(serverSettings)
 	maps.Copy(all, settings)
-	server, err := pgserver.Start(t.Context(), pgserver.Options{Settings: all})
+	server, err := start(t.Context(), all)
 	if err != nil {
 		t.Fatalf("a server of one's own: %v\n%s", err, howToGetOne)
 	}
@@ -211,6 +190,19 @@ func one[T any](db *DB, sql string, args []any) T {
 		db.t.Fatalf("%s: %v", sql, err)
 	}
 	return value
+}
+
+// newMigrated makes a migrated database on the server of adminDSN.
+func newMigrated(t testing.TB, adminDSN string) *DB {
+	t.Helper()
+	var has bool
+	admin(t, t.Context(), adminDSN, func(ctx context.Context, conn *pgx.Conn) error {
+		return conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)", migrated).Scan(&has)
+	})
+	if !has {
+		return migrate(t, newDB(t, adminDSN))
+	}
+	return copyDB(t, adminDSN, migrated, "UTF8", "")
 }
 
 // newDB makes an empty database on the server of adminDSN.
