@@ -34,6 +34,8 @@ func (t *Table) explain(ctx context.Context, tx pgx.Tx, err error) error {
 	case code == "55000": // object_not_in_prerequisite_state
 		return fmt.Errorf("%w: another publication carries updates of this table, which has no replica identity: give it a primary key, "+
 			"or %s, or take it off that publication, %s", err, advice.SetReplicaIdentity(t.identifier()), way)
+	case code == "42703": // undefined_column
+		return fmt.Errorf("%w: one of the columns that a mark writes, %s, is gone from %s or has another name: give it back as it was, %s", err, t.updated(), t.sql(), way)
 	case code == "42501": // insufficient_privilege
 		if t.hasPolicies(ctx, tx) {
 			return fmt.Errorf("%w: row level security of %s is in force for the relay's role: %s, "+

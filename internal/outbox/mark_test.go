@@ -327,6 +327,19 @@ func TestMark_saysWhatToDoWhenAnotherPublicationForbidsUpdates(t *testing.T) {
 	}
 }
 
+// S-107: the column that is marked is dropped while the relay runs.
+func TestMark_saysWhatToDoWhenItsColumnIsGone(t *testing.T) {
+	db := testdb.New(t)
+	table := inspect(t, db, ours())
+	fill(db, 1)
+	db.Exec(`ALTER TABLE outbox DROP COLUMN published_at`)
+	_, err := mark(t, db, table, filled(1))
+	err = outbox.ExplainMark(t.Context(), db.Pinned, err)
+	if err == nil || !strings.Contains(err.Error(), "is gone") || !strings.Contains(err.Error(), "published_at") || !strings.Contains(err.Error(), "mark: off") {
+		t.Errorf("got %v, want the column and the way out", err)
+	}
+}
+
 func TestMark_needsOnlyTheColumnGrants(t *testing.T) {
 	db := testdb.New(t)
 	table := inspect(t, db, ours())
