@@ -365,11 +365,28 @@ func passed(t *testing.T, db *testdb.DB, ev *event.Event) func() bool {
 	return func() bool { return confirmed(t, db) > ev.Position.Commit }
 }
 
-// stillToCome is the number of rows that the server would send to the next relay. The slot must be free.
-func stillToCome(db *testdb.DB) int64 {
+// stillSent is the number of rows that the server would send to the next relay. The slot must be free.
+func stillSent(db *testdb.DB) int64 {
 	return db.Int(`
 		SELECT count(*) FROM pg_logical_slot_peek_binary_changes($1, NULL, NULL, 'proto_version', '1', 'publication_names', 'walpost')
 		WHERE get_byte(data, 0) = ascii('I')`, db.Name)
+}
+
+// stillToCome is how many rows a subscriber would get again. The server sends whole transactions: of one in whose middle
+// the relay stopped it sends all, and the relay passes over what is recorded of the subscribers' positions.
+func stillToCome(db *testdb.DB) int64 {
+	return db.Int(`
+		WITH message AS MATERIALIZED (
+			SELECT n, xid::text, data FROM pg_logical_slot_peek_binary_changes($1, NULL, NULL, 'proto_version', '1', 'publication_names', 'walpost')
+			WITH ORDINALITY AS m(lsn, xid, data, n)
+		), begun AS (
+			SELECT xid, ('x' || encode(substring(data FROM 2 FOR 8), 'hex'))::bit(64)::bigint AS commit FROM message WHERE get_byte(data, 0) = ascii('B')
+		), inserted AS (
+			SELECT commit, row_number() OVER (PARTITION BY xid ORDER BY n) - 1 AS ordinal FROM message JOIN begun USING (xid) WHERE get_byte(data, 0) = ascii('I')
+		)
+		SELECT count(*) FROM inserted i WHERE EXISTS (
+			SELECT FROM walpost.subscribers s
+			WHERE s.gone_at IS NULL AND (s.secured_commit - '0/0'::pg_lsn, s.secured_ordinal) < (i.commit::numeric, i.ordinal))`, db.Name)
 }
 
 // unmarked is the number of rows that are not marked.

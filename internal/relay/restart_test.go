@@ -103,7 +103,7 @@ func TestRelay_keepsWhatAStopFoundInHand(t *testing.T) {
 		}
 		failing.AwaitCalls(t, 1)
 		r.shutDown()
-		if got := stillToCome(db); got != 1 {
+		if got := stillSent(db); got != 1 {
 			t.Fatalf("the server would send %d rows, want the open one", got)
 		}
 	}
