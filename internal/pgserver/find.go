@@ -76,9 +76,9 @@ func complete(bin string) bool {
 
 var number = regexp.MustCompile(`\d+(\.\d+)?`)
 
-// version is the number in a path like /usr/lib/postgresql/17/bin, 0 where there is none.
-func version(path string) float64 {
-	v, err := strconv.ParseFloat(number.FindString(path), 64)
+// version is the first number in a text like /usr/lib/postgresql/17/bin or "initdb (PostgreSQL) 17.2", 0 where there is none.
+func version(text string) float64 {
+	v, err := strconv.ParseFloat(number.FindString(text), 64)
 	if err != nil {
 		return 0
 	}

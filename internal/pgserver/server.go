@@ -178,6 +178,10 @@ func (s *Server) initdb(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
+	// The initdb of before 14 cuts a password off after 99 bytes.
+	if said, err := s.command(ctx, "initdb", "--version").Output(); err == nil && version(string(said)) < 14 {
+		hash = s.password
+	}
 	passwordFile := filepath.Join(s.dir, "password")
 	if err := s.writeFile(passwordFile, hash); err != nil {
 		return err
@@ -270,6 +274,9 @@ func (s *Server) untilReady(ctx context.Context) error {
 		conn, err := pgconn.Connect(ctx, s.DSN("postgres"))
 		if err == nil {
 			return conn.Close(ctx)
+		}
+		if refused := (*pgconn.PgError)(nil); errors.As(err, &refused) && refused.Code == "28P01" { // it will not become right
+			return err
 		}
 		select {
 		case <-s.process.exited:
