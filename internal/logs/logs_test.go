@@ -77,6 +77,7 @@ func TestWriter_dropsAndCountsWhileItsOutputIsNotRead(t *testing.T) {
 		begin := time.Now()
 		for n := range 10 { // two of them have room
 			fmt.Fprintln(w, n, large[:512<<10-4])
+			synctest.Wait() // the output has the first, and nothing is taken of the rest
 		}
 		w.Flush(time.Second)
 		if took := time.Since(begin); took != time.Second {
