@@ -9,7 +9,7 @@ import (
 
 // item is a delivery in the lane.
 //
-// Invariant: All of it is guarded by Lane.mu but for ev, for whoever has the item in hand as for anyone else: the debt
+// Invariant: All of it is guarded by Lane.mu but for ev, for the one that has the item in hand as for all others: the debt
 // reader looks at items that are in a call, and a call that is overdue goes on with items that the debt reader has. What
 // is needed without the lock, to write it to a database or into the log, is copied under it; see owedLocked.
 type item struct {

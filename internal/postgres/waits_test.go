@@ -12,7 +12,7 @@ import (
 	"github.com/backendstart/walpost/internal/testdb"
 )
 
-// S-175: whoever waits for a lock says so, with the pid and the query that hold it, when all of the pool waits, too.
+// S-175: what waits for a lock says so, with the pid and the query that hold it, when all of the pool waits, too.
 func TestPool_namesWhoHoldsALockThatItWaitsFor(t *testing.T) {
 	db := testdb.New(t)
 	pool, err := postgres.Open(t.Context(), db.DSN+"&pool_max_conns=1", "walpost/waits")

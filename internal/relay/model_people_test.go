@@ -10,7 +10,7 @@ import (
 	"github.com/backendstart/walpost/internal/lane"
 )
 
-// What people do in the model, beside what happens by itself: they add, redrive, discard and replay, and put a
+// What people do in the model, next to what happens by itself: they add, redrive, discard and replay, and put a
 // subscriber into the configuration that begins with all rows. Retention deletes rows, and a process dies before or
 // after any one of its writes. All of that happens in histories without a repair: a repair gives what waits another
 // place, among the rows that are not published (docs/GUARANTEES.md), and that is not what these are about.

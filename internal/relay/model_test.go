@@ -22,7 +22,7 @@ import (
 // The model drives tracker, dispatcher, lanes, debt and recorder through random interleavings of
 // commits, failures, outages, unreadable events, crashes, clean stops, pauses, refused writes, ids that are used
 // again, moves of the WAL budget, and subscribers that leave and come back, get other names and other filters, under
-// virtual time; what people do beside that stands in model_people_test.go. It compares what the subscribers got with the
+// virtual time; what people do next to that stands in model_people_test.go. It compares what the subscribers got with the
 // plain list of everything that was committed.
 
 // history is what has happened so far.
