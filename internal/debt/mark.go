@@ -134,7 +134,7 @@ func (s *Store) unmarked(ctx context.Context, tx pgx.Tx, query MarkQuery) ([]unm
 		FROM walpost.owed WHERE slot = $1 AND state = 'paid' AND mark
 		AND (epoch, bound) < ($2::int, $3::text::pg_lsn)
 		AND (epoch, bound, event_id, source, occurrence, subscriber) > ($4::int, $5::text::pg_lsn, $6::text, $7::text, $8::text, $9::text)
-		ORDER BY epoch, bound, event_id, source, occurrence, subscriber LIMIT $10 FOR UPDATE SKIP LOCKED`,
+		ORDER BY epoch, owed.bound, event_id, source, occurrence, subscriber LIMIT $10 FOR UPDATE SKIP LOCKED`, // not the text above
 		s.slot, query.Passed.Epoch, query.Passed.Commit.String(),
 		after.epoch, after.bound.String(), after.event.ID, after.event.Source, after.event.Occurrence, after.subscriber, query.Limit)
 	if err != nil {

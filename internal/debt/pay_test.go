@@ -467,3 +467,29 @@ func BenchmarkPay(b *testing.B) {
 	}
 	b.ReportMetric(float64(b.N)*1000/b.Elapsed().Seconds(), "rows/s")
 }
+
+// S-108: a position is sorted as one, and not as the text that the query returns of it: "0/10" is behind "0/8".
+func TestStore_ordersByPositionsAndNotByTheirText(t *testing.T) {
+	db := testdb.New(t)
+	store := open(t, db, lessons())
+	subscribe(db, "sub")
+	db.Exec(`INSERT INTO outbox (id, event_id, event_type, payload, created_at) SELECT i, 'e' || i, 't', '{}', $1 FROM generate_series(1, 2) i`, written)
+	db.Exec(`INSERT INTO walpost.owed (slot, subscriber, source, event_id, occurrence, state, epoch, commit_lsn, bound, ordinal, event_type, key, row_id, copied)
+		VALUES ($1, 'sub', 'lessons', 'e1', $2, 'waiting', 1, '0/10', '0/10', 0, 't', '', '1', false),
+		       ($1, 'sub', 'lessons', 'e2', $2, 'waiting', 1, '0/8', '0/8', 0, 't', '', '2', false)`, slot, written)
+	changes, err := store.Changes(t.Context(), "sub")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if changes.Holds == nil || changes.Holds.Commit != 0x8 {
+		t.Errorf("the oldest that the server would send again: got %v, want that of 0/8", changes.Holds)
+	}
+	db.Exec(`UPDATE walpost.owed SET state = 'paid', mark = true`)
+	query := debt.MarkQuery{Passed: event.Position{Epoch: 1, Commit: 1 << 40}, Limit: 1, Open: func([]event.Identity) map[event.Identity]bool { return nil }}
+	if _, err := store.MarkRows(t.Context(), query); err != nil {
+		t.Fatal(err)
+	}
+	if got := db.Texts(`SELECT event_id FROM outbox WHERE published_at IS NOT NULL`); !slices.Equal(got, []string{"e2"}) {
+		t.Errorf("the first round marked %q, want e2", got)
+	}
+}

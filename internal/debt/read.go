@@ -369,7 +369,7 @@ func (s *Store) holds(ctx context.Context, subscriber string) (*event.Position, 
 	err = s.pool.QueryRow(ctx, `
 		SELECT epoch, commit_lsn::text, ordinal FROM walpost.owed
 		WHERE slot = $1 AND subscriber = $2 AND state = 'waiting' AND (epoch, commit_lsn, ordinal) >= ($3::int, $4::text::pg_lsn, 0)
-		ORDER BY epoch, commit_lsn, ordinal LIMIT 1`, s.slot, subscriber, at.Epoch, confirmed.String()).Scan(&at.Epoch, &commit, &at.Ordinal)
+		ORDER BY owed.epoch, owed.commit_lsn, owed.ordinal LIMIT 1`, s.slot, subscriber, at.Epoch, confirmed.String()).Scan(&at.Epoch, &commit, &at.Ordinal)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
 	}
