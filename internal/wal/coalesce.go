@@ -1,7 +1,9 @@
 package wal
 
 import (
+	"errors"
 	"net"
+	"os"
 	"time"
 )
 
@@ -26,7 +28,8 @@ const (
 // and so are the kernel and the server; one that lets a millisecond of them gather is woken a thousand
 // times a second at most, which leaves the cores to those who produce and handle events.
 //
-// It belongs to the goroutine that reads.
+// It belongs to the goroutine that reads, until a read fails: then the driver reads on in a goroutine of its own, to close
+// the connection, and nothing is gathered or handed over any more.
 type coalescedConn struct {
 	net.Conn
 	buf    []byte // nil before the stream begins
@@ -36,6 +39,7 @@ type coalescedConn struct {
 	since  time.Time // since when messages are counted
 	count  int       // of messages since then
 	busy   bool
+	failed bool // a read has, and not because its time was over
 	// beforeRead is called when everything that was read has been taken and more is wanted.
 	beforeRead func()
 }
@@ -46,7 +50,7 @@ func (g *coalescedConn) empty() bool { return g.i == g.n }
 // Read implements net.Conn.
 func (g *coalescedConn) Read(p []byte) (int, error) {
 	if g.empty() {
-		if g.buf == nil {
+		if g.buf == nil || g.failed {
 			return g.Conn.Read(p)
 		}
 		if g.beforeRead != nil {
@@ -59,6 +63,7 @@ func (g *coalescedConn) Read(p []byte) (int, error) {
 			g.rest(busyWait)
 		}
 		n, err := g.Conn.Read(g.buf)
+		g.failed = err != nil && !errors.Is(err, os.ErrDeadlineExceeded)
 		g.at = time.Now()
 		if span := g.at.Sub(g.since); span >= busySpan {
 			g.busy = time.Duration(g.count)*busyEvery >= span

@@ -1,7 +1,10 @@
 package wal
 
 import (
+	"errors"
+	"io"
 	"net"
+	"os"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -61,5 +64,36 @@ func TestCoalescedConn_readsABusyStreamAThousandTimesASecondAndAnyOtherAtOnce(t 
 				}
 			})
 		})
+	}
+}
+
+// failing is a connection whose reads end with an error.
+type failing struct {
+	net.Conn
+	err error
+}
+
+func (f *failing) Read([]byte) (int, error) { return 0, f.err }
+
+// S-109: when a read fails, the driver reads on in a goroutine of its own. It must hand nothing over: that belongs to the
+// goroutine of the stream, which may be that of the next connection by then.
+func TestCoalescedConn_handsNothingOverAfterAReadThatFailed(t *testing.T) {
+	for _, test := range []struct {
+		err  error
+		want int // hand-overs in three reads
+	}{
+		{io.ErrUnexpectedEOF, 1},
+		{os.ErrDeadlineExceeded, 3}, // the stream goes on
+	} {
+		handedOver := 0
+		g := &coalescedConn{Conn: &failing{err: test.err}, buf: make([]byte, readSize), beforeRead: func() { handedOver++ }}
+		for range 3 {
+			if _, err := g.Read(make([]byte, 1)); !errors.Is(err, test.err) {
+				t.Errorf("got %v, want %v", err, test.err)
+			}
+		}
+		if handedOver != test.want {
+			t.Errorf("%v: %d hand-overs, want %d", test.err, handedOver, test.want)
+		}
 	}
 }
