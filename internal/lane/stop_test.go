@@ -20,6 +20,14 @@ import (
 )
 
 // slowToLoad is a debt whose first look lasts until it is called off.
+// untroubled is a stream that has no trouble of its own.
+func untroubled() lane.Stream {
+	return lane.Stream{
+		Term: func() int64 { return term }, Passed: passedAll, Pressed: func() bool { return false },
+		Crowds: func() bool { return false }, Refuse: func(*event.Event) error { return nil },
+	}
+}
+
 type slowToLoad struct{ *debt }
 
 func (slowToLoad) Load(ctx context.Context, _ string, _ event.Position, _ int) (lane.Debt, error) {
@@ -32,11 +40,7 @@ func TestLane_logsNoErrorThatItsOwnStopHasMade(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
 		r := newRig(t, subscribertest.Recording(), settings())
-		stream := lane.Stream{
-			Term: func() int64 { return term }, Passed: passedAll, Pressed: func() bool { return false },
-			Crowds: func() bool { return false }, Refuse: func(*event.Event) error { return nil },
-		}
-		r.Lane = lane.New(0, subscribertest.Recording(), settings(), acks{r.tracker, r}, slowToLoad{r.debt}, stream,
+		r.Lane = lane.New(0, subscribertest.Recording(), settings(), acks{r.tracker, r}, slowToLoad{r.debt}, untroubled(),
 			lane.NewVectors(prometheus.NewRegistry()).For("sub"), slog.New(slog.NewTextHandler(&log, nil)))
 		r.start(time.Minute)
 		time.Sleep(time.Second)
@@ -62,11 +66,7 @@ func TestLane_namesAKeyThatFallsIntoDebt(t *testing.T) {
 		o := settings()
 		o.StallAfter = 10 * time.Second
 		r := newRig(t, sub, o)
-		stream := lane.Stream{
-			Term: func() int64 { return term }, Passed: passedAll, Pressed: func() bool { return false },
-			Crowds: func() bool { return false }, Refuse: func(*event.Event) error { return nil },
-		}
-		r.Lane = lane.New(0, sub, o, acks{r.tracker, r}, r.debt, stream,
+		r.Lane = lane.New(0, sub, o, acks{r.tracker, r}, r.debt, untroubled(),
 			lane.NewVectors(prometheus.NewRegistry()).For("sub"), slog.New(slog.NewTextHandler(&log, nil)))
 		r.start(time.Minute)
 		for i := range 40 {

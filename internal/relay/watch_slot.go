@@ -9,7 +9,7 @@ import (
 	"github.com/backendstart/walpost/internal/wal"
 )
 
-// watchSlot keeps the figures of the slot true until ctx ends, whether the relay leads, stands by or starts: whoever is
+// watchSlot keeps the figures of the slot true until ctx ends, whether the relay leads, stands by or starts: the one that is
 // woken by them may have no leader.
 func (r *Relay) watchSlot(ctx context.Context) {
 	ticker := time.NewTicker(watchInterval)
