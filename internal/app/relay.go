@@ -199,17 +199,18 @@ func laneOptions(s config.Subscriber) lane.Options {
 func SourcesOf(flow config.Flow) []*outbox.Source {
 	sources := make([]*outbox.Source, len(flow.Sources))
 	for i, s := range flow.Sources {
-		schema, table, _ := strings.Cut(s.Table, ".")
-		c := s.Columns
+		schema, table, _ := config.SplitTable(s.Table)
+		c := func(role string) string { return s.Columns[role].One() }
 		sources[i] = &outbox.Source{
 			Name: s.Name, Schema: schema, Table: table, Messages: s.Messages,
 			Columns: outbox.Columns{
-				ID: c["id"], Type: c["type"], Version: c["version"],
-				AggregateType: c["aggregate_type"], AggregateID: c["aggregate_id"], Key: c["key"],
-				Topic: c["topic"], Revision: c["revision"], Payload: c["payload"], Headers: c["headers"],
-				Time: c["time"], Order: c["order"], Published: c["published"],
+				ID: c("id"), Type: c("type"), Version: c("version"),
+				AggregateType: c("aggregate_type"), AggregateID: c("aggregate_id"), Key: c("key"),
+				Topic: c("topic"), Revision: c("revision"), Payload: c("payload"), Headers: c("headers"),
+				Time: c("time"), Order: s.Columns["order"], Published: c("published"),
 			},
-			Mark: s.Mark == "auto", RepairAll: s.Repair == "all", Ours: s.Rows == "ours", Retention: s.Retention.Std(), TimeZone: s.TimeZone,
+			Headers: s.Headers,
+			Mark:    s.Mark == "auto", RepairAll: s.Repair == "all", Ours: s.Rows == "ours", Retention: s.Retention.Std(), TimeZone: s.TimeZone,
 		}
 	}
 	return sources

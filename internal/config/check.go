@@ -117,36 +117,57 @@ func (c *checker) source(s Source, tables map[string]bool) {
 	case s.Messages != "":
 		c.messages(s)
 	default:
-		schema, table, _ := strings.Cut(s.Table, ".")
-		if !isIdentifier(schema) || !isIdentifier(table) || strings.Contains(table, ".") {
-			c.fail("table", "%q is not schema.table, as in public.outbox", s.Table)
+		if _, _, ok := SplitTable(s.Table); !ok {
+			c.fail("table", "%q is not schema.table, as in public.outbox; a name with a dot stands in double quotes", s.Table)
 		}
 	}
-	if place := s.Table + "\x00" + s.Messages; tables[place] {
-		c.fail("table", "%q already belongs to another source", s.Table+s.Messages)
-	} else {
-		tables[place] = true
+	place := s.Table + "\x00" + s.Messages
+	if schema, table, ok := SplitTable(s.Table); ok {
+		place = schema + "\x00" + table
 	}
+	if tables[place] {
+		c.fail("table", "%q already belongs to another source", s.Table+s.Messages)
+	}
+	tables[place] = true
 	c.oneOf("mark", s.Mark, "auto", "off")
 	c.oneOf("repair", s.Repair, "stop", "all")
 	c.oneOf("rows", s.Rows, "ours", "shared")
 	if _, err := time.LoadLocation(s.TimeZone); err != nil || s.TimeZone == "Local" {
 		c.fail("time_zone", "%q is no time zone: write its name as in the IANA database, Asia/Tokyo", s.TimeZone)
 	}
-	for role, column := range s.Columns {
+	for role, columns := range s.Columns {
 		if !slices.Contains(columnRoles, role) {
 			c.fail("columns", "%q is none of %s", role, strings.Join(columnRoles, ", "))
 		}
+		if len(columns) != 1 && role != "order" {
+			c.fail("columns", "%s: one column is expected; only order takes a list", role)
+		}
+		for _, column := range columns {
+			if name, _, _ := strings.Cut(column, "."); !isIdentifier(column) && !isIdentifier(name) || len(column) > maxPath || strings.ContainsFunc(column, unicode.IsControl) {
+				c.fail("columns", "%s: %q is not a column", role, column)
+			}
+		}
+	}
+	for name, column := range s.Headers {
+		if !headerName.MatchString(name) {
+			c.fail("headers", "%q is no name of a header: use 1 to 64 of a-z, A-Z, 0-9, _, . and -", name)
+		}
 		if !isIdentifier(column) {
-			c.fail("columns", "%s: %q is not a column", role, column)
+			c.fail("headers", "%s: %q is not a column", name, column)
 		}
 	}
 }
 
+// maxPath is how long a column with the path below it may be: a path may be longer than a name.
+const maxPath = 256
+
+// headerName is what the header of an event may be called that comes from a column.
+var headerName = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,64}$`)
+
 // messages refuses what only a table can have.
 func (c *checker) messages(s Source) {
-	if len(s.Columns) > 0 || s.Rows == "ours" || s.Retention != 0 {
-		c.fail("messages", "logical messages leave no rows: columns, rows and retention have no meaning here")
+	if len(s.Columns) > 0 || len(s.Headers) > 0 || s.Rows == "ours" || s.Retention != 0 {
+		c.fail("messages", "logical messages leave no rows: columns, headers, rows and retention have no meaning here")
 	}
 }
 

@@ -21,16 +21,39 @@ type Flow struct {
 	Named bool `yaml:"-"`
 }
 
+// SplitTable takes schema.table apart. A name that has a dot in it stands in double quotes; the others may. Letters are
+// kept as they are: the name is the one that the catalogue has, and no statement.
+func SplitTable(text string) (schema, table string, ok bool) {
+	next := func(rest string) (name, left string, ok bool) {
+		if quoted, is := strings.CutPrefix(rest, `"`); is {
+			name, left, ok = strings.Cut(quoted, `"`)
+			return name, left, ok && isIdentifier(name)
+		}
+		name, _, _ = strings.Cut(rest, ".")
+		return name, rest[len(name):], isIdentifier(name)
+	}
+	schema, rest, ok := next(text)
+	rest, dot := strings.CutPrefix(rest, ".")
+	if !ok || !dot {
+		return "", "", false
+	}
+	table, rest, ok = next(rest)
+	return schema, table, ok && rest == ""
+}
+
 // Source is where events come from: an outbox table, or logical messages with a prefix.
 type Source struct {
 	// Name is the source's identity in tables, metrics and logs.
 	Name string `yaml:"name"`
-	// Table is "schema.table", "" for a source of messages.
+	// Table is "schema.table" as SplitTable reads it, "" for a source of messages.
 	Table string `yaml:"table,omitempty"`
 	// Messages is the prefix of pg_logical_emit_message, "" for a table.
 	Messages string `yaml:"messages,omitempty"`
-	// Columns maps what an event consists of (columnRoles) to a column, where the name does not tell.
-	Columns map[string]string `yaml:"columns,omitempty"`
+	// Columns maps what an event consists of (columnRoles) to a column, where the name does not tell; the order of
+	// rows to several.
+	Columns map[string]Columns `yaml:"columns,omitempty"`
+	// Headers puts further columns into the headers of an event, by the name of the header.
+	Headers map[string]string `yaml:"headers,omitempty"`
 	// Mark is "auto" (set published_at where there is such a column) or "off".
 	Mark string `yaml:"mark,omitempty"`
 	// Repair is what a lost slot does to a source that is not marked, so that no one knows which of its rows
@@ -110,6 +133,12 @@ type Retry struct {
 // Count is a number of things. It is an int that the file cannot write as 1.5.
 type Count int
 
+// Columns is one column or a list of them in the file.
+type Columns []string
+
+// One is the column where there is one.
+func (c Columns) One() string { return strings.Join(c, ", ") }
+
 // Secrets is one secret or a list of them in the file.
 type Secrets []Secret
 
@@ -185,6 +214,24 @@ func (s *Subscriber) UnmarshalYAML(_ context.Context, unmarshal func(any) error)
 		s.Standstill = standstillOf(s.Kind)
 	}
 	return nil
+}
+
+// UnmarshalYAML takes a column or a list of columns.
+func (c *Columns) UnmarshalYAML(_ context.Context, unmarshal func(any) error) error {
+	var one string
+	if unmarshal(&one) == nil {
+		*c = Columns{one}
+		return nil
+	}
+	return unmarshal((*[]string)(c))
+}
+
+// MarshalYAML writes one column as it would be written by hand.
+func (c Columns) MarshalYAML() (any, error) {
+	if len(c) == 1 {
+		return c[0], nil
+	}
+	return []string(c), nil
 }
 
 // UnmarshalYAML takes a secret or a list of secrets.

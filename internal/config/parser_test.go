@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -504,4 +506,47 @@ func TestParse_usesAFoundFileOnlyIfItIsOurs(t *testing.T) {
 			}
 		}
 	}
+}
+
+func TestParse_readsColumnsAndHeadersOfASource(t *testing.T) {
+	const file = `
+sources:
+  - name: payments
+    table: '"Domain Events"."Out.Box"'
+    columns: {id: payload.event_id, order: [aggregate_id, revision], key: Key}
+    headers: {org_id: Org}
+subscribers: [{name: copy, kind: recording}]
+`
+	got, err := parse(t, file, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	source := got.flow.Sources[0]
+	schema, table, ok := SplitTable(source.Table)
+	if schema != "Domain Events" || table != "Out.Box" || !ok {
+		t.Errorf("table: got %q, %q, %t", schema, table, ok)
+	}
+	if source.Columns["id"].One() != "payload.event_id" || !slices.Equal(source.Columns["order"], Columns{"aggregate_id", "revision"}) || source.Headers["org_id"] != "Org" {
+		t.Errorf("got %+v", source)
+	}
+	var shown strings.Builder
+	if err := got.parser.Show(&shown, got.ctx); err != nil {
+		t.Fatal(err)
+	}
+	again, err := parse(t, shown.String(), nil)
+	if err != nil || !reflect.DeepEqual(again.flow.Sources, got.flow.Sources) {
+		t.Errorf("what is shown reads as %+v, %v\n%s", again.flow.Sources, err, shown.String())
+	}
+
+	_, err = parse(t, `
+sources:
+  - {name: a, table: a.b.c, columns: {key: [x, y]}}
+  - {name: b, table: '"a.b"', headers: {"": x}}
+  - {name: c, table: 'public."o"', headers: {h: ''}}
+  - {name: d, table: public.o, columns: {order: []}}
+  - {name: e, messages: m, headers: {h: c}}
+subscribers: [{name: copy, kind: recording}]
+`, nil)
+	wantProblems(t, err, `"a.b.c" is not schema.table`, "key: one column is expected", `"\"a.b\"" is not schema.table`,
+		`"" is no name of a header`, `h: "" is not a column`, `"public.o" already belongs to another source`, "columns, headers, rows")
 }

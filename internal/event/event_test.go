@@ -69,3 +69,18 @@ func FuzzHeader(f *testing.F) {
 		}
 	})
 }
+
+func TestAddHeaders_keepsWhatStandsThereAsItIsWritten(t *testing.T) {
+	added := []event.AddedHeader{{Name: "org", Value: `a "b"`}, {Name: "plan", Value: ""}}
+	for _, test := range []struct{ headers, want string }{
+		{``, `{"org": "a \"b\"", "plan": ""}`},
+		{`{}`, `{"org": "a \"b\"", "plan": ""}`},
+		{` {"n" : 1.50 , "x":{"org":[1,"}"]} } `, `{"n": 1.50, "x": {"org":[1,"}"]}, "org": "a \"b\"", "plan": ""}`},
+		{`{"plan": "own", "o\u0072g": 7, "z": null}`, `{"z": null, "org": "a \"b\"", "plan": ""}`},
+	} {
+		got := event.AddHeaders(json.RawMessage(test.headers), added)
+		if string(got) != test.want || !json.Valid(got) {
+			t.Errorf("%s: got %s, want %s", test.headers, got, test.want)
+		}
+	}
+}

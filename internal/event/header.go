@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"iter"
+	"slices"
 	"strings"
 )
 
@@ -39,6 +40,29 @@ func (e *Event) EachHeader() iter.Seq2[string, string] {
 			}
 		}
 	}
+}
+
+// AddedHeader is a header that comes from elsewhere than the headers of the event.
+type AddedHeader struct{ Name, Value string }
+
+// AddHeaders returns headers, a JSON object or nil, with others added as strings. What they have already stays as it is
+// written, but for a member with the name of one that is added.
+func AddHeaders(headers json.RawMessage, added []AddedHeader) json.RawMessage {
+	mixed := append(make([]byte, 0, len(headers)+64*len(added)), '{')
+	for key, value := range (&Event{Headers: headers}).members() {
+		if !slices.ContainsFunc(added, func(h AddedHeader) bool { return h.Name == unquote(key) }) {
+			mixed = append(append(append(append(mixed, key...), ": "...), bytes.TrimRight(value, space)...), ", "...)
+		}
+	}
+	for _, h := range added {
+		name, _ := json.Marshal(h.Name) // a string always has one
+		value, _ := json.Marshal(h.Value)
+		mixed = append(append(append(append(mixed, name...), ": "...), value...), ", "...)
+	}
+	if len(mixed) > 1 {
+		mixed = mixed[:len(mixed)-len(", ")]
+	}
+	return append(mixed, '}')
 }
 
 // members goes through the members of the headers as they are written.

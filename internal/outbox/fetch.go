@@ -50,7 +50,10 @@ func (t *Table) Find(ctx context.Context, tx pgx.Tx, ids []string) ([]*event.Eve
 
 // byID calls query with a condition on a row, named t, whose $1 is an array of event ids.
 func (t *Table) byID(ctx context.Context, tx pgx.Tx, query func(tx pgx.Tx, where string) error) error {
-	column := "t." + quote(t.Columns[t.layout.id])
+	column := t.part(t.layout.id)
+	if t.layout.id.steps != nil {
+		return query(tx, t.pathIDCondition())
+	}
 	// The literal without a type takes the column's, so that its index is of use. But an id of another
 	// source may be no value of that type; then the column is compared as text, which reads the table.
 	err := pgx.BeginFunc(ctx, tx, func(savepoint pgx.Tx) error {
@@ -60,6 +63,17 @@ func (t *Table) byID(ctx context.Context, tx pgx.Tx, query func(tx pgx.Tx, where
 		err = query(tx, column+"::text = ANY ($1::text[])")
 	}
 	return err
+}
+
+// pathIDCondition is the condition on a row, named t, whose event id is at the end of a path, to be one of $1. Into jsonb
+// each look succeeds, so that an index can be used.
+func (t *Table) pathIDCondition() string {
+	id := t.layout.id
+	condition := t.part(id) + " = ANY ($1::text[])"
+	if id.asWritten {
+		return condition
+	}
+	return id.textSQL("t."+quote(t.Columns[id.at])) + " = ANY ($1::text[]) AND " + condition
 }
 
 // read calls fn with the event of each row, named t, for which the condition holds. A row with a value that the

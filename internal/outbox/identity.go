@@ -46,19 +46,26 @@ func utf8SQL(text string) string {
 	return "pg_catalog.convert_to(" + text + ", CASE pg_catalog.getdatabaseencoding() WHEN 'SQL_ASCII' THEN 'SQL_ASCII' ELSE 'UTF8' END)"
 }
 
-func (t *Table) column(at int) string { return "t." + quote(t.Columns[at]) }
+// part is the value of a field of a row, named t.
+func (t *Table) part(f field) string {
+	column := "t." + quote(t.Columns[f.at])
+	if f.steps == nil {
+		return column
+	}
+	return f.memberSQL(column)
+}
 
 // occurrenceSQL is the Occurrence of a row, named t; it is never NULL.
 func (t *Table) occurrenceSQL() string {
-	payload := t.column(t.layout.payload)
+	payload := t.part(t.layout.payload)
 	hash := func(bytes string) string { return "pg_catalog.encode(pg_catalog.sha256(" + bytes + "), 'hex')" }
-	content := hash(utf8SQL(outputSQL(t.column(t.layout.typ))) +
+	content := hash(utf8SQL(outputSQL(t.part(t.layout.typ))) +
 		" OPERATOR(pg_catalog.||) CASE WHEN " + payload + " IS NULL THEN pg_catalog.decode('', 'hex')" +
 		" ELSE pg_catalog.decode('00', 'hex') OPERATOR(pg_catalog.||) " + utf8SQL(outputSQL(payload)) + " END")
-	if t.layout.time < 0 {
+	if !t.layout.time.there() {
 		return content
 	}
-	column := t.column(t.layout.time)
+	column := t.part(t.layout.time)
 	at := outputSQL(column)
 	if t.timed { // never empty, never long
 		return "CASE WHEN " + column + " IS NULL THEN " + content + " ELSE " + at + " END"
@@ -70,12 +77,12 @@ func (t *Table) occurrenceSQL() string {
 
 // NumberedIDs reports whether event ids are integers, which a sequence that is set back gives out again.
 func (t *Table) NumberedIDs() bool {
-	return slices.Contains([]string{"pg_catalog.int2", "pg_catalog.int4", "pg_catalog.int8"}, t.types[t.layout.id])
+	return slices.Contains([]string{"pg_catalog.int2", "pg_catalog.int4", "pg_catalog.int8"}, t.types[t.layout.id.at]) && t.layout.id.steps == nil
 }
 
 // usableIDSQL tells whether the id column of a row, named t, holds what can be an event id; see checkNames.
 func (t *Table) usableIDSQL() string {
-	id := outputSQL(t.column(t.layout.id))
+	id := outputSQL(t.part(t.layout.id))
 	return id + " <> '' AND pg_catalog.octet_length(" + utf8SQL(id) + ") <= " + strconv.Itoa(maxName)
 }
 
@@ -86,11 +93,11 @@ func (t *Table) idSQL() string {
 	if len(t.Key) == 1 {
 		made = "'" + madePrefix + "' OPERATOR(pg_catalog.||) " + outputSQL("t."+quote(t.Key[0]))
 	}
-	return "CASE WHEN " + t.usableIDSQL() + " THEN " + outputSQL(t.column(t.layout.id)) + " ELSE " + made + " END"
+	return "CASE WHEN " + t.usableIDSQL() + " THEN " + outputSQL(t.part(t.layout.id)) + " ELSE " + made + " END"
 }
 
 // sameSQL tells whether the row, named t and found by its primary key, is that of an event.
 func (t *Table) sameSQL(id, occurrence string) string {
-	return "CASE WHEN " + t.usableIDSQL() + " THEN " + outputSQL(t.column(t.layout.id)) + " = " + id +
+	return "CASE WHEN " + t.usableIDSQL() + " THEN " + outputSQL(t.part(t.layout.id)) + " = " + id +
 		" ELSE pg_catalog.starts_with(" + id + ", '" + madePrefix + "') END AND " + t.occurrenceSQL() + " = " + occurrence
 }

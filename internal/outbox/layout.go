@@ -3,6 +3,7 @@ package outbox
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"unsafe"
@@ -18,13 +19,13 @@ type Layout struct {
 	source  *Source
 	columns []string
 
-	// Indexes into a row, -1 for what the table does not have.
-	id, typ, version, aggregateType, aggregateID int
-	key, topic, revision, payload, headers, time int
-	published                                    int
+	// Where the parts of an event stand.
+	id, typ, version, aggregateType, aggregateID field
+	key, topic, revision, payload, headers, time field
+	published                                    field
 	row                                          []int // of the primary key
 	payloadType                                  event.PayloadType
-	path                                         []string // below column key, nil when the column itself is the key
+	added                                        []addedHeader // by name
 
 	warnings []string
 }
@@ -35,39 +36,50 @@ type Layout struct {
 // It takes the event id for the primary key. Table.Layout knows better: use it where rows are marked.
 func (s *Source) Layout(columns []string) (*Layout, error) { return s.layout(columns, nil) }
 
+// part is a role with the field that has it.
+type part struct {
+	role
+	*field
+	required, path bool
+}
+
+// parts are all of them. Payload and headers come first, because a path may lead into them.
+func (l *Layout) parts() []part {
+	return []part{
+		{payloadRole, &l.payload, true, false},
+		{headersRole, &l.headers, false, false},
+		{publishedRole, &l.published, false, false},
+		{idRole, &l.id, true, true},
+		{typeRole, &l.typ, true, true},
+		{versionRole, &l.version, false, true},
+		{aggregateTypeRole, &l.aggregateType, false, true},
+		{aggregateIDRole, &l.aggregateID, false, true},
+		{keyRole, &l.key, false, true},
+		{topicRole, &l.topic, false, true},
+		{revisionRole, &l.revision, false, true},
+		{timeRole, &l.time, false, true},
+	}
+}
+
 func (s *Source) layout(columns, primaryKey []string) (*Layout, error) {
 	l := &Layout{source: s, columns: columns}
-	for _, part := range []struct {
-		role
-		at       *int
-		required bool
-	}{
-		{idRole, &l.id, true},
-		{typeRole, &l.typ, true},
-		{versionRole, &l.version, false},
-		{aggregateTypeRole, &l.aggregateType, false},
-		{aggregateIDRole, &l.aggregateID, false},
-		{topicRole, &l.topic, false},
-		{revisionRole, &l.revision, false},
-		{payloadRole, &l.payload, true},
-		{headersRole, &l.headers, false},
-		{timeRole, &l.time, false},
-		{publishedRole, &l.published, false},
-	} {
-		at, err := s.find(part.role, columns)
-		if err != nil {
+	for _, p := range l.parts() {
+		if err := l.find(p); err != nil {
 			return nil, err
 		}
-		if at < 0 && part.required {
-			return nil, &noColumnError{source: s, role: part.role}
-		}
-		*part.at = at
 	}
-	if err := l.findKey(); err != nil {
-		return nil, err
+	if !l.key.there() && !l.aggregateID.there() {
+		l.warnings = append(l.warnings, fmt.Sprintf("source %q: %s has neither a partition_key nor an aggregate id: all its events share one key and are delivered one at a time; map columns.key", s.Name, s.relation()))
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.Headers)) {
+		at := slices.Index(columns, s.Headers[name])
+		if at < 0 {
+			return nil, s.noMapped("headers."+name, s.Headers[name], columns)
+		}
+		l.added = append(l.added, addedHeader{name, at})
 	}
 	if len(primaryKey) == 0 {
-		l.row = []int{l.id}
+		l.row = []int{l.id.at}
 	}
 	for _, name := range primaryKey {
 		at := slices.Index(columns, name)
@@ -90,48 +102,42 @@ func (e *noColumnError) Error() string {
 		e.source.Name, e.source.relation(), e.role.option, strings.Join(e.role.names, ", "), e.role.option)
 }
 
-// find returns the index of the role's column, or -1. A column that was mapped must be there.
-func (s *Source) find(r role, columns []string) (int, error) {
-	if name := r.mapped(&s.Columns); name != "" {
-		at := slices.Index(columns, name)
-		if at < 0 {
-			return -1, fmt.Errorf("source %q: columns.%s is %q, but %s has no such published column: it has %s",
-				s.Name, r.option, name, s.relation(), strings.Join(columns, ", "))
+// find fills the field of a part. A column that was mapped must be there, and one that is required, too.
+func (l *Layout) find(p part) error {
+	mapped := p.mapped(&l.source.Columns)
+	if mapped == "" {
+		for _, name := range p.names {
+			if p.at = slices.Index(l.columns, name); p.at >= 0 {
+				return nil
+			}
 		}
-		return at, nil
+		if p.required {
+			return &noColumnError{source: l.source, role: p.role}
+		}
+		return nil
 	}
-	for _, name := range r.names {
-		if at := slices.Index(columns, name); at >= 0 {
-			return at, nil
+	if p.at = slices.Index(l.columns, mapped); p.at >= 0 {
+		return nil
+	}
+	column, path, isPath := strings.Cut(mapped, ".")
+	if isPath && p.path {
+		p.steps = strings.Split(path, ".")
+		// "payload" and "headers" also mean whatever column was found to be that.
+		if p.at = slices.Index(l.columns, column); p.at < 0 && column == payloadRole.option {
+			p.at = l.payload.at
+		} else if p.at < 0 && column == headersRole.option {
+			p.at = l.headers.at
 		}
 	}
-	return -1, nil
+	if p.at < 0 || slices.Contains(p.steps, "") {
+		return l.source.noMapped("columns."+p.option, mapped, l.columns)
+	}
+	return nil
 }
 
-// findKey is find for the key, which may be a path and has defaults of its own.
-func (l *Layout) findKey() error {
-	var err error
-	mapped := l.source.Columns.Key
-	column, path, isPath := strings.Cut(mapped, ".")
-	switch {
-	case isPath && !slices.Contains(l.columns, mapped):
-		l.path = strings.Split(path, ".")
-		// "payload" and "headers" also mean whatever column was found to be that.
-		if l.key = slices.Index(l.columns, column); l.key < 0 && column == payloadRole.option {
-			l.key = l.payload
-		} else if l.key < 0 && column == headersRole.option {
-			l.key = l.headers
-		}
-		if l.key < 0 || slices.Contains(l.path, "") {
-			err = fmt.Errorf("source %q: columns.key is %q, but %s has no such published column: it has %s",
-				l.source.Name, mapped, l.source.relation(), strings.Join(l.columns, ", "))
-		}
-	default:
-		if l.key, err = l.source.find(keyRole, l.columns); err == nil && l.key < 0 && l.aggregateID < 0 {
-			l.warnings = append(l.warnings, fmt.Sprintf("source %q: %s has neither a partition_key nor an aggregate id: all its events share one key and are delivered one at a time; map columns.key", l.source.Name, l.source.relation()))
-		}
-	}
-	return err
+func (s *Source) noMapped(key, mapped string, columns []string) error {
+	return fmt.Errorf("source %q: %s is %q, but %s has no such published column: it has %s",
+		s.Name, key, mapped, s.relation(), strings.Join(columns, ", "))
 }
 
 // Warnings are sentences for a person about what works, but surely is not meant.
@@ -141,7 +147,7 @@ func (l *Layout) Warnings() []string { return l.warnings }
 // that moves a row to another partition arrives as an insert.
 func (l *Layout) Published(values [][]byte) bool {
 	// A boolean's text is "t" or "f"; a time has none of these.
-	published := l.value(values, l.published)
+	published := l.published.of(values)
 	return published != nil && string(published) != "f"
 }
 
@@ -160,23 +166,24 @@ type Shelf struct {
 
 // EventOn is Event for one of many: it costs a fraction of an allocation.
 func (l *Layout) EventOn(shelf *Shelf, values [][]byte) *event.Event {
-	key := l.value(values, l.key)
-	if l.path != nil {
-		key = []byte(storable(member(key, l.path))) // JSON may say U+0000, text cannot
-	}
+	key, aggregateID := l.key.of(values), l.aggregateID.of(values)
 	if len(key) == 0 {
-		key = l.value(values, l.aggregateID)
+		key = aggregateID
 	}
-	row := l.value(values, l.row[0])
+	row := values[l.row[0]]
 	if len(l.row) > 1 {
 		row = l.compositeRow(values)
 	}
 
-	payload, headers := l.value(values, l.payload), l.value(values, l.headers)
+	payload, headers := l.payload.of(values), l.headers.of(values)
+	mixed := true // with the further columns
+	if len(l.added) > 0 {
+		headers, mixed = l.addHeaders(headers, values)
+	}
 	texts := [...][]byte{
-		l.value(values, l.id), l.value(values, l.typ), l.value(values, l.version),
-		l.value(values, l.aggregateType), l.value(values, l.aggregateID), key,
-		l.value(values, l.topic), l.value(values, l.revision), l.value(values, l.time), row,
+		l.id.of(values), l.typ.of(values), l.version.of(values),
+		l.aggregateType.of(values), aggregateID, key,
+		l.topic.of(values), l.revision.of(values), l.time.of(values), row,
 	}
 	body := len(payload) + len(headers)
 	size := body
@@ -214,6 +221,9 @@ func (l *Layout) EventOn(shelf *Shelf, values [][]byte) *event.Event {
 	e.Occurrence = occurrenceOf(e.OccurredAt, e.Type, e.Payload)
 
 	checkNames(e)
+	if !mixed {
+		e.Invalid = strings.TrimPrefix(e.Invalid+"; the headers are no JSON object, so that no further column can stand in them", "; ")
+	}
 	return e
 }
 
@@ -232,13 +242,6 @@ func (s *Shelf) bytes(n int) []byte {
 	return s.texts.TakeBytes(n)
 }
 
-func (l *Layout) value(values [][]byte, at int) []byte {
-	if at < 0 {
-		return nil
-	}
-	return values[at]
-}
-
 // compositeRow writes a primary key of several columns as a JSON array of their texts; keyValues reads it.
 func (l *Layout) compositeRow(values [][]byte) []byte {
 	parts := make([]string, len(l.row))
@@ -254,7 +257,10 @@ func (s *Source) relation() string { return s.Schema + "." + s.Table }
 
 // uses reports whether an event needs the column at an index.
 func (l *Layout) uses(at int) bool {
-	return slices.Contains(l.row, at) || slices.Contains([]int{
-		l.id, l.typ, l.version, l.aggregateType, l.aggregateID, l.key, l.topic, l.revision, l.payload, l.headers, l.time,
-	}, at)
+	for _, p := range l.parts() {
+		if p.at == at && p.option != publishedRole.option {
+			return true
+		}
+	}
+	return slices.Contains(l.row, at) || slices.ContainsFunc(l.added, func(h addedHeader) bool { return h.at == at })
 }

@@ -10,12 +10,11 @@ import (
 // the zero time when no row waits, and when the table has no published or no time column. Without an index
 // on the rows that wait it reads the whole table.
 func (t *Table) OldestUnpublished(ctx context.Context, db DB) (time.Time, error) {
-	if t.Published == "" || t.layout.time < 0 {
+	if t.Published == "" || !t.layout.time.there() || t.layout.time.steps != nil {
 		return time.Time{}, nil
 	}
 	var oldest *time.Time
-	at := quote(t.Columns[t.layout.time])
-	err := db.QueryRow(ctx, `SELECT `+t.momentSQL(`min(t.`+at+`)`)+` FROM `+t.sql()+` t WHERE `+t.unpublished()).Scan(&oldest)
+	err := db.QueryRow(ctx, `SELECT `+t.momentSQL(`min(`+t.part(t.layout.time)+`)`)+` FROM `+t.sql()+` t WHERE `+t.unpublished()).Scan(&oldest)
 	if err != nil {
 		return time.Time{}, fmt.Errorf("look for the oldest unpublished row of %s: %w", t.Source.relation(), err)
 	}

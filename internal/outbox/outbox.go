@@ -6,6 +6,7 @@ package outbox
 
 import (
 	"context"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -22,6 +23,8 @@ type Source struct {
 	Messages string
 	// Columns says which column is what where the well-known names do not.
 	Columns Columns
+	// Headers are further columns that stand in the headers of an event, by the name of the header.
+	Headers map[string]string
 	// Mark lets the relay set the published column, where the table has one.
 	Mark bool
 	// RepairAll sends all rows that the table has after the slot was lost, where nothing marks those that
@@ -36,23 +39,23 @@ type Source struct {
 }
 
 // Columns maps what an event needs to columns of a table. An empty field means the first well-known name
-// that the table has; a field that is set must be there.
+// that the table has; a field that is set must be there. All but Payload, Headers, Order and Published may be a path
+// into a JSON column, "payload.user_id".
 type Columns struct {
 	ID            string // event_id, id, seq
 	Type          string // event_type, type
 	Version       string // event_version, version
 	AggregateType string // aggregate_type, aggregatetype
 	AggregateID   string // aggregate_id, aggregateid
-	// Key is a column or a path into a JSON column, "payload.user_id". By default it is partition_key,
-	// else the aggregate id, else one key for all events.
+	// Key is by default partition_key, else the aggregate id, else one key for all events.
 	Key      string
 	Topic    string // topic
 	Revision string // revision
 	Payload  string // payload, data
 	Headers  string // headers, metadata
 	Time     string // occurred_at, created_at
-	// Order is the column that a repair reads rows by: an integer id or seq, else the time with the id.
-	Order string
+	// Order are the columns that a repair reads rows by: an integer id or seq, else the time with the id.
+	Order []string
 	// Published is NULL, or false, as long as the row waits: published_at, delivered.
 	Published string
 }
@@ -83,6 +86,6 @@ var (
 	payloadRole       = role{"payload", func(c *Columns) string { return c.Payload }, []string{"payload", "data"}}
 	headersRole       = role{"headers", func(c *Columns) string { return c.Headers }, []string{"headers", "metadata"}}
 	timeRole          = role{"time", func(c *Columns) string { return c.Time }, []string{"occurred_at", "created_at"}}
-	orderRole         = role{"order", func(c *Columns) string { return c.Order }, []string{"id", "seq"}}
+	orderRole         = role{"order", func(c *Columns) string { return strings.Join(c.Order, ", ") }, []string{"id", "seq"}}
 	publishedRole     = role{"published", func(c *Columns) string { return c.Published }, []string{"published_at", "delivered"}}
 )

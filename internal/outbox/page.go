@@ -72,13 +72,6 @@ func (t *Table) Page(ctx context.Context, tx pgx.Tx, choice Choice, after, last 
 		where += " AND " + t.afterSQL(after, &args)
 	}
 	where += " AND NOT " + t.afterSQL(last, &args)
-	columns := make([]string, len(t.Columns))
-	for at, name := range t.Columns {
-		columns[at] = "NULL" // keeps the layout's indexes
-		if t.layout.uses(at) {
-			columns[at] = "t." + quote(name)
-		}
-	}
 	published := "false"
 	if t.Marks() {
 		published = "NOT (" + t.unpublished() + ")"
@@ -87,7 +80,7 @@ func (t *Table) Page(ctx context.Context, tx pgx.Tx, choice Choice, after, last 
 	for _, c := range t.place {
 		order = append(order, c.sql())
 	}
-	sql := "SELECT " + strings.Join(columns, ", ") + ", " + published + ", " + t.placeSQL() + " FROM " + t.sql() +
+	sql := "SELECT " + strings.Join(t.used(), ", ") + ", " + published + ", " + t.placeSQL() + " FROM " + t.sql() +
 		" t WHERE " + where + " ORDER BY " + strings.Join(order, ", ") + " LIMIT " + strconv.Itoa(limit)
 	rows, err := tx.Query(ctx, sql, append([]any{pgx.QueryExecModeSimpleProtocol}, args...)...)
 	if err != nil {
@@ -132,11 +125,10 @@ func (t *Table) Count(ctx context.Context, tx pgx.Tx, choice Choice, slot, subsc
 	is := func(condition OfSubscriber) string {
 		return condition(arg(2), arg(1), arg(0), "t.event_id", "t.occurrence")
 	}
-	typ := quote(t.Columns[t.layout.typ])
 	rows, err := tx.Query(ctx, `
 		SELECT coalesce(c.type, ''), count(*), count(*) FILTER (WHERE c.owed), count(*) FILTER (WHERE c.done AND NOT c.owed) FROM (
-			SELECT t.`+typ+`::text AS type, `+is(owed)+` AS owed, `+is(done)+` AS done
-			FROM (SELECT t.`+typ+`, `+t.idSQL()+` AS event_id, `+t.occurrenceSQL()+` AS occurrence FROM `+t.sql()+` t WHERE `+where+`) t) c
+			SELECT t.type, `+is(owed)+` AS owed, `+is(done)+` AS done
+			FROM (SELECT `+t.part(t.layout.typ)+`::text AS type, `+t.idSQL()+` AS event_id, `+t.occurrenceSQL()+` AS occurrence FROM `+t.sql()+` t WHERE `+where+`) t) c
 		GROUP BY 1 ORDER BY 1`, append([]any{pgx.QueryExecModeSimpleProtocol}, args...)...)
 	if err != nil {
 		return nil, fmt.Errorf("count rows of %s: %w", t.Source.relation(), err)
@@ -154,7 +146,7 @@ func (t *Table) Reach(ctx context.Context, tx pgx.Tx) (from time.Time, timeless 
 	if !t.timed {
 		return time.Time{}, 0, nil
 	}
-	column := "t." + quote(t.Columns[t.layout.time])
+	column := t.part(t.layout.time)
 	var oldest *time.Time
 	// The extremes of a date type are no time that Go knows.
 	err = tx.QueryRow(ctx, `SELECT `+t.momentSQL(`min(`+column+`) FILTER (WHERE isfinite(`+column+`))`)+`, count(*) FILTER (WHERE `+column+` IS NULL)
@@ -179,7 +171,7 @@ func (t *Table) chosen(c Choice) (where string, args []any, err error) {
 		if !t.timed {
 			return "", nil, fmt.Errorf("source %q: %s has no column of a date type that tells when an event was: map columns.time, or choose by key or type", t.Source.Name, t.Source.relation())
 		}
-		column := "t." + quote(t.Columns[t.layout.time])
+		column := t.part(t.layout.time)
 		if !c.Since.IsZero() {
 			args = append(args, c.Since)
 			conditions = append(conditions, column+" >= "+t.atSQL("$"+strconv.Itoa(len(args))))
@@ -190,7 +182,7 @@ func (t *Table) chosen(c Choice) (where string, args []any, err error) {
 		}
 	}
 	if c.Type != "" {
-		add("t."+quote(t.Columns[t.layout.typ])+"::text =", c.Type)
+		add(t.part(t.layout.typ)+"::text =", c.Type)
 	}
 	if c.Key != "" {
 		key, err := t.keySQL()
@@ -204,26 +196,17 @@ func (t *Table) chosen(c Choice) (where string, args []any, err error) {
 
 // keySQL is the key of a row, as Layout.Event finds it.
 func (t *Table) keySQL() (string, error) {
-	aggregate := "''"
-	if at := t.layout.aggregateID; at >= 0 {
-		aggregate = "coalesce(t." + quote(t.Columns[at]) + "::text, '')"
-	}
-	at := t.layout.key
-	if at < 0 {
-		return aggregate, nil
-	}
-	key := "t." + quote(t.Columns[at])
-	if t.layout.path != nil {
-		if !slices.Contains([]string{"pg_catalog.json", "pg_catalog.jsonb"}, t.types[at]) {
-			return "", fmt.Errorf("source %q: its key stands inside column %q of %s, which is no JSON type, so rows cannot be chosen by key: choose by time or type", t.Source.Name, t.Columns[at], t.Source.relation())
+	var parts []string
+	for _, f := range []field{t.layout.key, t.layout.aggregateID} {
+		if !f.there() {
+			continue
 		}
-		var path []string
-		for _, name := range t.layout.path {
-			path = append(path, "'"+strings.ReplaceAll(name, "'", "''")+"'")
+		if f.steps != nil && !slices.Contains([]string{"json", "jsonb"}, t.bases[f.at]) {
+			return "", fmt.Errorf("source %q: its key stands inside column %q of %s, which is no JSON type, so rows cannot be chosen by key: choose by time or type", t.Source.Name, t.Columns[f.at], t.Source.relation())
 		}
-		key = "(" + key + " #>> ARRAY[" + strings.Join(path, ", ") + "])"
+		parts = append(parts, "nullif("+t.part(f)+"::text, '')")
 	}
-	return "coalesce(nullif(" + key + "::text, ''), " + aggregate + ")", nil
+	return "coalesce(" + strings.Join(append(parts, "''"), ", ") + ")", nil
 }
 
 // placeColumn is a column of a Place.

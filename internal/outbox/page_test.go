@@ -72,7 +72,7 @@ func TestPage_readsEveryChosenRowOnceInTheOrderOfARepair(t *testing.T) {
 			outbox.Columns{}, outbox.Choice{Since: at, Until: at.Add(time.Second)}, "2"},
 		{"by an order column that repeats", `id uuid PRIMARY KEY, type text, payload text, n int`,
 			`('00000000-0000-0000-0000-000000000002', 't', '', 7), ('00000000-0000-0000-0000-000000000001', 't', '', 7), ('00000000-0000-0000-0000-000000000003', 't', '', 6)`,
-			outbox.Columns{Order: "n"}, outbox.Choice{},
+			outbox.Columns{Order: []string{"n"}}, outbox.Choice{},
 			"00000000-0000-0000-0000-000000000003 00000000-0000-0000-0000-000000000001 00000000-0000-0000-0000-000000000002"},
 		{"by key, or the aggregate where there is none", `id int PRIMARY KEY, type text, payload text, partition_key text, aggregate_id int`,
 			`(1, 't', '', 'k', 1), (2, 't', '', '', 7), (3, 't', '', NULL, 7), (4, 't', '', '7', 1), (5, 't', '', '7x', 7)`,

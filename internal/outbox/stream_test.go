@@ -95,7 +95,7 @@ func TestEvent_isTheSameByStreamAndByTable(t *testing.T) {
 	for _, test := range typedValues {
 		db.Exec(`CREATE TABLE o (nr serial PRIMARY KEY, value ` + test.typ + `, kind text, published_at timestamptz)`)
 		source := outbox.Source{Name: "o", Schema: "public", Table: "o", Columns: outbox.Columns{
-			ID: "nr", Type: "kind", Payload: "value", Headers: "value", Time: "value", Key: "value", Order: "nr"}}
+			ID: "nr", Type: "kind", Payload: "value", Headers: "value", Time: "value", Key: "value", Order: []string{"nr"}}}
 		table := inspect(t, db, &source)
 		db.Exec(`INSERT INTO o (value) VALUES ` + test.values)
 		db.Exec(`INSERT INTO o VALUES (DEFAULT, NULL, 'last')`)

@@ -32,9 +32,12 @@ type Table struct {
 	keyTypes []string
 	order    []string      // columns that a repair reads by
 	ordered  bool          // they are the table's own order; else the time, which the rows of a transaction share
+	written  string        // the column of that time, "" if there is none or they are ordered
 	place    []placeColumn // the same, made total by the primary key
 	types    []string      // of Columns
+	bases    []string      // of Columns; see column.base
 	timed    bool          // there is a time column, of a date type
+	encoding string        // of the database
 	boolean  bool          // Published is a boolean and not a time
 	notNull  bool          // Published cannot be NULL
 	at       string        // the time beside a boolean Published, "" if there is none
@@ -59,8 +62,8 @@ func (s *Source) Inspect(ctx context.Context, db DB) (*Table, error) {
 	t := &Table{Source: s}
 	var kind string
 	err := db.QueryRow(ctx, `
-		SELECT c.oid, c.relkind::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-		WHERE n.nspname = $1 AND c.relname = $2`, s.Schema, s.Table).Scan(&t.OID, &kind)
+		SELECT c.oid, c.relkind::text, pg_catalog.getdatabaseencoding()::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+		WHERE n.nspname = $1 AND c.relname = $2`, s.Schema, s.Table).Scan(&t.OID, &kind, &t.encoding)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, fmt.Errorf("source %q: there is no table %s in this database: create it, or correct the source's table", s.Name, s.relation())
 	}
@@ -116,17 +119,16 @@ func (s *Source) refuseGenerated(columns []column) error {
 	if err != nil {
 		return err
 	}
-	for _, c := range []struct {
-		role
-		at int
-	}{
-		{idRole, all.id}, {typeRole, all.typ}, {versionRole, all.version}, {aggregateTypeRole, all.aggregateType},
-		{aggregateIDRole, all.aggregateID}, {keyRole, all.key}, {topicRole, all.topic}, {revisionRole, all.revision},
-		{payloadRole, all.payload}, {headersRole, all.headers}, {timeRole, all.time}, {publishedRole, all.published},
-	} {
+	for _, c := range all.parts() {
 		if c.at >= 0 && columns[c.at].generated {
-			return fmt.Errorf("source %q: column %q of %s is the event's %s, but it is generated, and Postgres leaves generated columns out of the stream: make it an ordinary column, or map columns.%s to another one (for a key also a path, payload.user_id)",
+			return fmt.Errorf("source %q: column %q of %s is the event's %s, but it is generated, and Postgres leaves generated columns out of the stream: make it an ordinary column, or map columns.%s to another one, or to a path as payload.user_id",
 				s.Name, columns[c.at].name, s.relation(), c.option, c.option)
+		}
+	}
+	for _, h := range all.added {
+		if columns[h.at].generated {
+			return fmt.Errorf("source %q: column %q of %s is to be the header %s, but it is generated, and Postgres leaves generated columns out of the stream: make it an ordinary column, or take it out of headers",
+				s.Name, columns[h.at].name, s.relation(), h.name)
 		}
 	}
 	return nil
@@ -146,7 +148,10 @@ func (t *Table) understand(columns []column) error {
 	}
 	t.warnings = t.layout.Warnings()
 	if len(key) == 0 {
-		key = []column{columns[t.layout.id]}
+		if t.layout.id.steps != nil {
+			return fmt.Errorf("source %q: %s has no primary key, and columns.id is a path, so that nothing finds a row again: add a primary key", s.Name, s.relation())
+		}
+		key = []column{columns[t.layout.id.at]}
 		t.warnings = append(t.warnings, fmt.Sprintf("source %q: %s has no primary key: its rows are found by %q, which is slow without a unique index, and other publications may forbid updates; add a primary key", s.Name, s.relation(), key[0].name))
 	}
 	for _, c := range key {
@@ -154,8 +159,8 @@ func (t *Table) understand(columns []column) error {
 		t.keyTypes = append(t.keyTypes, c.typ)
 	}
 
-	if t.layout.published >= 0 {
-		published := columns[t.layout.published]
+	if t.layout.published.there() {
+		published := columns[t.layout.published.at]
 		t.Published, t.notNull = published.name, published.notNull
 		switch published.category { // manual, "pg_type": typcategory codes
 		case "B":
@@ -170,16 +175,19 @@ func (t *Table) understand(columns []column) error {
 	}
 	t.attempts = slices.ContainsFunc(columns, func(c column) bool { return c.name == "attempts" && c.category == "N" })
 	for _, c := range columns {
-		t.types = append(t.types, c.typ)
+		t.types, t.bases = append(t.types, c.typ), append(t.bases, c.base)
 	}
-	switch columns[t.layout.payload].base {
+	switch columns[t.layout.payload.at].base {
 	case "json", "jsonb":
 	case "bytea":
 		t.layout.payloadType = event.Binary
 	default:
 		t.layout.payloadType = event.Text
 	}
-	t.timed = t.layout.time >= 0 && columns[t.layout.time].category == "D"
+	if err := t.checkPaths(columns); err != nil {
+		return err
+	}
+	t.timed = t.layout.time.there() && t.layout.time.steps == nil && columns[t.layout.time.at].category == "D"
 	if err := t.findOrder(columns); err != nil {
 		return err
 	}
@@ -187,14 +195,41 @@ func (t *Table) understand(columns []column) error {
 	return nil
 }
 
+// checkPaths finds out how SQL reads what a path leads to. Of what an event is known by it must read what the stream's
+// side reads, so that a text with JSON in it is not enough there: Postgres refuses to look into one that is none.
+func (t *Table) checkPaths(columns []column) error {
+	for _, p := range t.layout.parts() {
+		if p.steps == nil {
+			continue
+		}
+		c := columns[p.at]
+		identifies := slices.Contains([]string{idRole.option, typeRole.option, timeRole.option}, p.option)
+		switch {
+		case c.base == "json":
+			p.asWritten = true
+			if identifies && t.encoding != "UTF8" {
+				return fmt.Errorf("source %q: columns.%s leads into column %q of %s, of type json, and the database is no UTF8 one, where Postgres cannot look into every json: make the column jsonb, or map columns.%s to a column",
+					t.Source.Name, p.option, c.name, t.Source.relation(), p.option)
+			}
+		case c.base == "jsonb" || !identifies:
+		default:
+			return fmt.Errorf("source %q: columns.%s leads into column %q of %s, of type %s: an event is known by its %s in SQL as well, which can look into json and jsonb alone: change the type of the column, or map columns.%s to a column",
+				t.Source.Name, p.option, c.name, t.Source.relation(), c.typ, p.option, p.option)
+		}
+	}
+	return nil
+}
+
 // findOrder chooses what a repair reads by: an integer that grows with each row, else the time.
 func (t *Table) findOrder(columns []column) error {
-	if t.Source.Columns.Order != "" {
-		at, err := t.Source.find(orderRole, t.Columns)
-		if err == nil {
-			t.order, t.ordered = []string{t.Columns[at]}, true
+	for _, name := range t.Source.Columns.Order {
+		if !slices.Contains(t.Columns, name) {
+			return t.Source.noMapped("columns.order", name, t.Columns)
 		}
-		return err
+		t.order, t.ordered = append(t.order, name), true
+	}
+	if t.ordered {
+		return nil
 	}
 	for _, name := range orderRole.names {
 		at := slices.Index(t.Columns, name)
@@ -203,11 +238,27 @@ func (t *Table) findOrder(columns []column) error {
 			return nil
 		}
 	}
-	if t.layout.time >= 0 {
-		t.order = append(t.order, t.Columns[t.layout.time])
+	if t.written = t.writtenColumn(); t.written != "" {
+		t.order = append(t.order, t.written)
 	}
-	t.order = append(t.order, t.Columns[t.layout.id])
+	if t.layout.id.steps == nil {
+		t.order = append(t.order, t.Columns[t.layout.id.at])
+	}
 	return nil
+}
+
+// writtenColumn is the column that tells when a row was written: the event's time, or, where that is a path, one with a
+// well-known name.
+func (t *Table) writtenColumn() string {
+	if t.layout.time.there() && t.layout.time.steps == nil {
+		return t.Columns[t.layout.time.at]
+	}
+	for _, name := range []string{"created_at", "occurred_at"} {
+		if slices.Contains(t.Columns, name) {
+			return name
+		}
+	}
+	return ""
 }
 
 // Same reports whether the database says the same about a table as before; before may be nil.
@@ -231,6 +282,10 @@ func (t *Table) Layout(columns []string) (*Layout, error) {
 		return nil, t.explainLayout(columns, err)
 	}
 	l.payloadType = t.layout.payloadType
+	known := t.layout.parts()
+	for i, p := range l.parts() {
+		p.asWritten = known[i].asWritten
+	}
 	return l, nil
 }
 
@@ -253,8 +308,8 @@ func (t *Table) explainLayout(columns []string, err error) error {
 // ZonelessTime is the name of the time column where its type has no time zone, so that what it means depends on who
 // wrote it; else "".
 func (t *Table) ZonelessTime() string {
-	if at := t.layout.time; at >= 0 && t.types[at] == `pg_catalog."timestamp"` {
-		return t.Columns[at]
+	if f := t.layout.time; f.there() && f.steps == nil && t.types[f.at] == `pg_catalog."timestamp"` {
+		return t.Columns[f.at]
 	}
 	return ""
 }

@@ -79,7 +79,7 @@ func TestInspect_saysWhatIsWrong(t *testing.T) {
 		{"no table", ``, outbox.Columns{}, `there is no table public.bad`},
 		{"a view", `CREATE VIEW bad AS SELECT 1 AS id, 't' AS type, '' AS payload`, outbox.Columns{}, `is no table`},
 		{"no payload", `CREATE TABLE bad (id int PRIMARY KEY, type text)`, outbox.Columns{}, `payload, data`},
-		{"a mapped column that is not there", `CREATE TABLE bad (id int PRIMARY KEY, type text, payload json)`, outbox.Columns{Order: "nr"}, `columns.order is "nr"`},
+		{"a mapped column that is not there", `CREATE TABLE bad (id int PRIMARY KEY, type text, payload json)`, outbox.Columns{Order: []string{"nr"}}, `columns.order is "nr"`},
 		{"published is a text", `CREATE TABLE bad (id int PRIMARY KEY, type text, payload json, published_at text)`, outbox.Columns{}, `must be a timestamp or a boolean`},
 		// F-55
 		{"a generated key", `CREATE TABLE bad (id int PRIMARY KEY, type text, payload jsonb, k text GENERATED ALWAYS AS (payload->>'user') STORED)`, outbox.Columns{Key: "k"}, `"k" of public.bad is the event's key, but it is generated`},

@@ -16,7 +16,7 @@ func (t *Table) RecentTypes(ctx context.Context, db DB, limit int) ([]string, er
 		order[i] = c.sql() + " DESC"
 	}
 	rows, err := db.Query(ctx, `SELECT DISTINCT s.type FROM (
-		SELECT coalesce(t.`+quote(t.Columns[t.layout.typ])+`::text, '') AS type FROM `+t.sql()+` t
+		SELECT coalesce(`+t.part(t.layout.typ)+`::text, '') AS type FROM `+t.sql()+` t
 		ORDER BY `+strings.Join(order, ", ")+` LIMIT `+strconv.Itoa(limit)+`) s ORDER BY 1`)
 	if err != nil {
 		return nil, fmt.Errorf("look for the types in %s: %w", t.Source.relation(), err)

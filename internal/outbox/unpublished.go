@@ -109,12 +109,12 @@ func (t *Table) orderSQL(tracked bool) string {
 		for _, name := range t.order {
 			order = append(order, "t."+quote(name))
 		}
-	case t.layout.time < 0:
+	case t.written == "":
 		order = append(order, "pg_catalog.age(t.xmin) DESC")
 	case tracked:
-		order = append(order, "CASE WHEN "+commitTime+" IS NULL THEN t."+quote(t.Columns[t.layout.time])+" END")
+		order = append(order, "CASE WHEN "+commitTime+" IS NULL THEN t."+quote(t.written)+" END")
 	default:
-		order = append(order, "t."+quote(t.Columns[t.layout.time]))
+		order = append(order, "t."+quote(t.written))
 	}
 	return strings.Join(append(order, withinTransaction), ", ")
 }

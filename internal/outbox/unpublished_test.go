@@ -94,7 +94,7 @@ func TestUnpublished_withoutCommitTimesReadsByTheOrderColumn(t *testing.T) {
 			db := testdb.On(t, server)
 			db.Exec(`CREATE TABLE o (` + test.definition + `, type text DEFAULT 't', payload text, published_at timestamptz)`)
 			db.Exec(`INSERT INTO o VALUES ('c', 3, 1, '2020-01-01'), ('b', 2, 2, '2020-01-01'), ('a', 1, 3, '2024-01-01')`)
-			table := inspect(t, db, &outbox.Source{Name: "o", Schema: "public", Table: "o", Columns: outbox.Columns{Order: test.order}})
+			table := inspect(t, db, &outbox.Source{Name: "o", Schema: "public", Table: "o", Columns: outbox.Columns{Order: strings.Fields(test.order)}})
 			events := unpublished(t, db, table)
 			if got := strings.Join(ids(events), " "); got != test.want {
 				t.Errorf("got %s, want %s", got, test.want)

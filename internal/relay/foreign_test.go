@@ -1,0 +1,137 @@
+package relay_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/outbox"
+	"github.com/backendstart/walpost/internal/subscriber"
+	"github.com/backendstart/walpost/internal/testdb"
+)
+
+// foreignTables are outbox tables of other people. The n-th row has the id that wantID tells.
+var foreignTables = []struct {
+	name, ddl string
+	source    outbox.Source
+	insert    string // of one row, $1 is its number
+	wantID    func(n int) string
+	check     func(*event.Event) bool
+	marked    string // condition of a row that is marked
+}{
+	{
+		name: "payments",
+		ddl: `CREATE TABLE payments (id uuid PRIMARY KEY);
+			CREATE TABLE payment_outbox (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), org_id uuid NOT NULL, aggregate_id uuid REFERENCES payments ON DELETE CASCADE,
+				topic text NOT NULL, event_type text NOT NULL, event_version int, partition_key text NOT NULL,
+				payload jsonb NOT NULL, created_at timestamptz DEFAULT now(), published_at timestamptz)`,
+		source: outbox.Source{Schema: "public", Table: "payment_outbox", Headers: map[string]string{"org_id": "org_id"},
+			Columns: outbox.Columns{ID: "payload.event_id", Time: "payload.occurred_at"}},
+		insert: `WITH p AS (INSERT INTO payments VALUES (gen_random_uuid()) RETURNING id)
+			INSERT INTO payment_outbox (org_id, aggregate_id, topic, event_type, event_version, partition_key, payload)
+			SELECT 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11', id, 'payments', 'payment.captured', 1, 'org-1',
+				jsonb_build_object('event_id', 'pay-' || $1::int, 'occurred_at', '2026-01-02T03:04:05Z') FROM p`,
+		wantID: func(n int) string { return fmt.Sprint("pay-", n) },
+		check: func(e *event.Event) bool {
+			return e.OccurredAt == "2026-01-02T03:04:05Z" && e.Topic == "payments" && e.Key == "org-1" && e.Header("org_id") == "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"
+		},
+		marked: `published_at IS NOT NULL`,
+	},
+	{
+		name:   "an envelope in json, with escapes",
+		ddl:    `CREATE TABLE envelopes (nr bigserial PRIMARY KEY, body json, published_at timestamptz)`,
+		source: outbox.Source{Schema: "public", Table: "envelopes", Columns: outbox.Columns{ID: "body.id", Type: "body.type", Payload: "body", Key: "body.user.id", Time: "body.at"}},
+		insert: `INSERT INTO envelopes (body) VALUES (('{"id": "\u00e9' || $1::int || '", "id": "\u00fc' || $1::int || '", "type": "t", "user": {"id": 7}}')::json)`,
+		wantID: func(n int) string { return fmt.Sprint("ü", n) },
+		check:  func(e *event.Event) bool { return e.Key == "7" && e.Type == "t" && e.OccurredAt == "" },
+		marked: `published_at IS NOT NULL`,
+	},
+	{
+		name: "mixed case in another schema, with an enum and a domain",
+		ddl: `CREATE SCHEMA "Domain Events"; CREATE TYPE "Domain Events"."Kind" AS ENUM ('Order Placed'); CREATE DOMAIN "Domain Events".number AS bigint;
+			CREATE TABLE "Domain Events"."Out.Box" ("Id" "Domain Events".number PRIMARY KEY, "Kind" "Domain Events"."Kind", "Body" bytea, "Tags" text[], "Sent" timestamptz)`,
+		source: outbox.Source{Schema: "Domain Events", Table: "Out.Box", Headers: map[string]string{"tags": "Tags"},
+			Columns: outbox.Columns{ID: "Id", Type: "Kind", Payload: "Body", Published: "Sent"}},
+		insert: `INSERT INTO "Domain Events"."Out.Box" VALUES ($1::int, 'Order Placed', '\x00ff', '{a,"b c"}')`,
+		wantID: func(n int) string { return fmt.Sprint(n) },
+		check: func(e *event.Event) bool {
+			return e.Type == "Order Placed" && string(e.Payload) == `\x00ff` && e.PayloadType == event.Binary && e.Header("tags") == `{a,"b c"}`
+		},
+		marked: `"Sent" IS NOT NULL`,
+	},
+	{
+		name: "partitions, a boolean and its time",
+		ddl: `CREATE TABLE events (id uuid DEFAULT gen_random_uuid(), seq int, type text, payload text, occurred_at timestamptz DEFAULT now(), delivered boolean NOT NULL DEFAULT false, delivered_at timestamptz,
+				PRIMARY KEY (id, occurred_at)) PARTITION BY RANGE (occurred_at);
+			CREATE TABLE events_all PARTITION OF events DEFAULT`,
+		source: outbox.Source{Schema: "public", Table: "events", Columns: outbox.Columns{ID: "seq", Order: []string{"occurred_at", "seq"}}},
+		insert: `INSERT INTO events (seq, type) VALUES ($1::int, 'moved')`, // its payload is NULL
+		wantID: func(n int) string { return fmt.Sprint(n) },
+		check:  func(e *event.Event) bool { return e.Payload == nil && e.Type == "moved" && e.Row[0] == '[' },
+		marked: `delivered AND delivered_at IS NOT NULL`,
+	},
+}
+
+// An event is the same whether it comes by the stream, is read by reference for a debt, or from the table in a
+// repair; and each time its own row is marked.
+func TestRelay_servesTablesOfEveryShape(t *testing.T) {
+	t.Parallel()
+	for _, shape := range foreignTables {
+		t.Run(shape.name, func(t *testing.T) {
+			t.Parallel()
+			db := testdb.New(t)
+			db.Exec(shape.ddl)
+			var down atomic.Bool
+			sub := keeping(func(context.Context, subscriber.Delivery) error {
+				if down.Load() {
+					return subscriber.Away(errAway)
+				}
+				return nil
+			})
+			source := shape.source
+			source.Name, source.Mark, source.Ours = "shape", true, true
+			o := owing(oneSource(options(t, db, sub), &source))
+			_, kill := startMortal(t, db, o)
+			unmarked := func() int64 {
+				return db.Int(`SELECT count(*) FROM ` + pgx.Identifier{source.Schema, source.Table}.Sanitize() + ` WHERE NOT (` + shape.marked + `)`)
+			}
+			await := func(n int, by string) {
+				t.Helper()
+				e := sub.await(t, shape.wantID(n))
+				if !shape.check(e) {
+					t.Errorf("by %s: got %+v, payload %s, headers %s", by, e, e.Payload, e.Headers)
+				}
+				eventually(t, "the mark by "+by, func() bool { return unmarked() == 0 })
+			}
+			db.Exec(shape.insert, 1)
+			await(1, "stream")
+
+			down.Store(true)
+			db.Exec(shape.insert, 2)
+			awaitOwed(t, db, "sub", 1)
+			down.Store(false)
+			eventually(t, "the debt is paid", func() bool { return owed(db, "sub", "waiting") == 0 })
+			await(2, "debt")
+
+			kill()
+			db.Exec(dropSlot, o.Slot)
+			db.Exec(shape.insert, 3)
+			again := keeping(nil)
+			streaming(t, oneSource(options(t, db, again), &source))
+			sub = again
+			await(3, "repair")
+			var ids []string
+			for _, e := range again.events() {
+				ids = append(ids, e.ID)
+			}
+			if want := []string{shape.wantID(3)}; !slices.Equal(ids, want) {
+				t.Errorf("after the slot was lost: got %q, want %q", ids, want)
+			}
+		})
+	}
+}
