@@ -143,7 +143,7 @@ func TestPath_leadsToTheSameInStreamTableAndSQL(t *testing.T) {
 			// Retention compares identities in SQL: what is spared stays, and no other row.
 			err = postgres.InTx(t.Context(), db.Pinned, func(tx pgx.Tx) error {
 				_, _, err := table.Clean(t.Context(), tx, "s", 1000, func(_, id, occurrence string) (string, string) {
-					return `kept AS (SELECT $1::text)`, id + ` = 'e-1' AND ` + occurrence + ` = '2026-01-02T03:04:05Z'`
+					return `kept AS (SELECT $1::text)`, `(` + id + ` = 'e-1' AND ` + occurrence + ` = '2026-01-02T03:04:05Z')`
 				})
 				return err
 			})
