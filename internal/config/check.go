@@ -131,7 +131,10 @@ func (c *checker) source(s Source, tables map[string]bool) {
 	tables[place] = true
 	c.oneOf("mark", s.Mark, "auto", "off")
 	c.oneOf("repair", s.Repair, "stop", "all")
-	c.oneOf("rows", s.Rows, "ours", "shared")
+	c.oneOf("rows", s.Rows, "ours", "shared", "deleted")
+	if s.Rows == "deleted" && s.Retention != 0 {
+		c.fail("retention", "with rows: deleted the service deletes the rows, and walpost none: leave retention out")
+	}
 	if _, err := time.LoadLocation(s.TimeZone); err != nil || s.TimeZone == "Local" {
 		c.fail("time_zone", "%q is no time zone: write its name as in the IANA database, Asia/Tokyo", s.TimeZone)
 	}
@@ -166,7 +169,7 @@ var headerName = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,64}$`)
 
 // messages refuses what only a table can have.
 func (c *checker) messages(s Source) {
-	if len(s.Columns) > 0 || len(s.Headers) > 0 || s.Rows == "ours" || s.Retention != 0 {
+	if len(s.Columns) > 0 || len(s.Headers) > 0 || s.Rows != "shared" || s.Retention != 0 {
 		c.fail("messages", "logical messages leave no rows: columns, headers, rows and retention have no meaning here")
 	}
 }

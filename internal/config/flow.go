@@ -59,7 +59,8 @@ type Source struct {
 	// Repair is what a lost slot does to a source that is not marked, so that no one knows which of its rows
 	// were delivered: "stop" and ask a person, or send "all" again.
 	Repair string `yaml:"repair,omitempty"`
-	// Rows is "ours" when only walpost deletes rows, else "shared".
+	// Rows is "ours" when only walpost deletes rows, "deleted" when the service deletes each row in the transaction
+	// that inserts it, else "shared".
 	Rows string `yaml:"rows,omitempty"`
 	// Retention is how long a published row is kept before walpost deletes it; 0 is for ever.
 	Retention Retention `yaml:"retention"`
@@ -196,7 +197,17 @@ func (s Subscriber) Takes(source, eventType string) bool { return s.Filter().Tak
 func (s *Source) UnmarshalYAML(_ context.Context, unmarshal func(any) error) error {
 	type plain Source
 	*s = defaultSource()
-	return unmarshal((*plain)(s))
+	s.Repair = ""
+	if err := unmarshal((*plain)(s)); err != nil {
+		return err
+	}
+	if s.Repair == "" {
+		s.Repair = defaultSource().Repair
+		if s.Rows == "deleted" { // what is still there was never read
+			s.Repair = "all"
+		}
+	}
+	return nil
 }
 
 // UnmarshalYAML fills in the defaults before the file speaks.

@@ -116,6 +116,10 @@ func checkSourceRepair(ctx context.Context, c *checker) ([]Finding, error) {
 		case slot != "":
 			found = append(found, problem(fmt.Sprintf("slot %q marks the rows of %s already", slot, relation(table)), "a mark stands for the subscribers of one slot, so the relay does not start",
 				&Fix{Do: fmt.Sprintf("set mark: off for the source at one of the two slots; or, if slot %q is not used any more, remove it as docs/operations.md says (Remove walpost)", slot)}).about(table.Source.Name))
+		case table.Source.Deleted:
+			found = append(found, warning(relation(table)+" keeps no rows: its service deletes each in the transaction that inserts it",
+				"the WAL alone has its events: what is not delivered or recorded as owed when the slot is lost is gone, no replay can send anything again, and new subscribers have no beginning",
+				&Fix{Do: "leave the rows and let retention: delete them, with rows: ours; or accept it, and give the slot room (max_slot_wal_keep_size) and a wal_budget below that; then this warning may stay"}).about(table.Source.Name))
 		case table.Published == "":
 			found = append(found, warning(relation(table)+" has no column that says which rows were published", why,
 				&Fix{As: "the owner of " + relation(table), SQL: []advice.Statement{advice.AddPublishedColumn(identifier(table))}, Do: "restart the relay; only rows that come afterwards can be repaired"}).about(table.Source.Name))

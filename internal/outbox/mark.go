@@ -112,8 +112,8 @@ func (t *Table) mark(ctx context.Context, tx pgx.Tx, slot string, rows []Marked,
 			result.Missing = append(result.Missing, rows[n])
 		}
 	}
-	if result.Replaced > 0 && t.OnReplaced != nil {
-		t.OnReplaced(result.Replaced)
+	if len(result.Missing) > 0 && t.OnMissing != nil {
+		t.OnMissing(len(result.Missing)-result.Replaced, result.Replaced)
 	}
 	return result, nil
 }

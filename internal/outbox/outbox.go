@@ -32,6 +32,9 @@ type Source struct {
 	RepairAll bool
 	// Ours says that no one but walpost's own retention deletes rows, so that debt may point to them.
 	Ours bool
+	// Deleted says that the service deletes each row in the transaction that inserts it: the table is always empty,
+	// there is nothing to mark, and the WAL alone has the events.
+	Deleted bool
 	// Retention is how long a published row stays; 0 keeps it for ever.
 	Retention time.Duration
 	// TimeZone is the zone of a time column whose type has none, by its IANA name; "" is UTC.

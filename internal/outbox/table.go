@@ -24,9 +24,9 @@ type Table struct {
 	Key []string
 	// Published is the column that Mark sets, "" if the table has none.
 	Published string
-	// OnReplaced is called with how many rows hold another event than the one that was to be marked, because an id
-	// or a primary key came again; nil is not called. Set it before the table is used.
-	OnReplaced func(rows int)
+	// OnMissing is called with how many rows that were to be marked are gone, and in whose place stands another event,
+	// because an id or a primary key came again; nil is not called. Set it before the table is used.
+	OnMissing func(gone, replaced int)
 
 	layout   *Layout // over Columns
 	keyTypes []string
@@ -267,7 +267,7 @@ func (t *Table) Same(before *Table) bool {
 		return false
 	}
 	now, then := *t, *before
-	now.OnReplaced, then.OnReplaced = nil, nil // functions are never equal
+	now.OnMissing, then.OnMissing = nil, nil // functions are never equal
 	return reflect.DeepEqual(now, then)
 }
 
@@ -339,7 +339,7 @@ func (t *Table) zoneSQL() string {
 }
 
 // Marks reports whether rows are to be marked, and can be.
-func (t *Table) Marks() bool { return t.Source.Mark && t.Published != "" }
+func (t *Table) Marks() bool { return t.Source.Mark && !t.Source.Deleted && t.Published != "" }
 
 // Warnings are sentences for a person about what works, but surely is not meant.
 func (t *Table) Warnings() []string { return t.warnings }

@@ -124,9 +124,9 @@ func TestInspect_warnsOfATableWithoutPrimaryKey(t *testing.T) {
 func TestSame_tellsATableThatWasAltered(t *testing.T) {
 	db := testdb.New(t)
 	before := inspect(t, db, ours())
-	before.OnReplaced = func(int) {}
+	before.OnMissing = func(int, int) {}
 	now := inspect(t, db, ours())
-	now.OnReplaced = func(int) {}
+	now.OnMissing = func(int, int) {}
 	if !now.Same(before) || now.Same(nil) {
 		t.Error("a table that no one has touched is not the same, or the same as none")
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -133,5 +134,97 @@ func TestRelay_servesTablesOfEveryShape(t *testing.T) {
 				t.Errorf("after the slot was lost: got %q, want %q", ids, want)
 			}
 		})
+	}
+}
+
+// A service can insert and delete a row in one transaction: the WAL has the insert, and that is enough. When the slot is
+// lost there is nothing to repair, so no one is asked.
+func TestRelay_deliversRowsThatTheirTransactionDeletes(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	db.Exec(`CREATE TABLE debezium (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), aggregatetype text, aggregateid text, type text, payload jsonb)`)
+	source := outbox.Source{Name: "debezium", Schema: "public", Table: "debezium", Mark: true, Deleted: true, RepairAll: true}
+	write := func(id string) {
+		db.Exec(`WITH e AS (INSERT INTO debezium VALUES (DEFAULT, 'order', $1, 'placed', '{}') RETURNING id) SELECT FROM e`, id)
+		db.Exec(`DELETE FROM debezium`)
+	}
+	insertAndDelete := func(id string) {
+		tx, err := db.Pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback(context.WithoutCancel(t.Context()))
+		for _, sql := range []string{`INSERT INTO debezium VALUES (DEFAULT, 'order', '` + id + `', 'placed', '{}')`, `DELETE FROM debezium`} {
+			if _, err := tx.Exec(t.Context(), sql); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := tx.Commit(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var down atomic.Bool
+	sub := keeping(func(context.Context, subscriber.Delivery) error {
+		if down.Load() {
+			return subscriber.Away(errAway)
+		}
+		return nil
+	})
+	o := owing(oneSource(options(t, db, sub), &source))
+	_, kill := startMortal(t, db, o)
+	came := func(sub *kept, keys ...string) func() bool {
+		return func() bool {
+			var got []string
+			for _, e := range sub.events() {
+				if !slices.Contains(got, e.Key) {
+					got = append(got, e.Key)
+				}
+			}
+			slices.Sort(got) // different keys come in any order
+			return slices.Equal(got, keys)
+		}
+	}
+	write("1") // in a transaction of its own for each is the same
+	insertAndDelete("2")
+	eventually(t, "both", came(sub, "1", "2"))
+	down.Store(true)
+	insertAndDelete("3")
+	awaitOwed(t, db, "sub", 1)
+	down.Store(false)
+	eventually(t, "the debt is paid from its copy", func() bool { return owed(db, "sub", "waiting") == 0 })
+	if got := metric(t, o, "walpost_rows_gone_total", "source=debezium"); got != 0 {
+		t.Errorf("%v rows count as gone, and none was to be marked", got)
+	}
+
+	kill()
+	db.Exec(dropSlot, o.Slot)
+	insertAndDelete("lost")
+	db.Exec(`INSERT INTO debezium VALUES (DEFAULT, 'order', 'still there', 'placed', '{}')`)
+	again := keeping(nil)
+	streaming(t, oneSource(options(t, db, again), &source))
+	insertAndDelete("4")
+	eventually(t, "what is there, and what comes", came(again, "4", "still there"))
+}
+
+// Rows that their service deletes are counted when they are to be marked, and hold up nothing.
+func TestRelay_countsRowsThatAreGone(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	db.Exec(`CREATE TABLE swept (id bigserial PRIMARY KEY, type text DEFAULT 't', payload text, published_at timestamptz)`)
+	handle, release := blockingOne("1")
+	defer release()
+	sub := keeping(handle)
+	o, log := logged(t, oneSource(options(t, db, sub), &outbox.Source{Name: "swept", Schema: "public", Table: "swept", Mark: true}))
+	streaming(t, o)
+	db.Exec(`INSERT INTO swept DEFAULT VALUES`)
+	ev := sub.await(t, "1")
+	db.Exec(`DELETE FROM swept`)
+	release()
+	eventually(t, "the slot has passed it", passed(t, db, ev))
+	if got := metric(t, o, "walpost_rows_gone_total", "source=swept"); got != 1 {
+		t.Errorf("%v rows count as gone, want 1", got)
+	}
+	if !strings.Contains(log.String(), "rows are gone") {
+		t.Error("the log does not say that rows are gone")
 	}
 }

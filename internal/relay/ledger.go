@@ -144,7 +144,7 @@ func (l *tableLedger) explained(ctx context.Context, err error) error {
 		if lookErr != nil || table.Marks() && !now.Marks() {
 			now = table
 		}
-		now.OnReplaced = table.OnReplaced
+		now.OnMissing = table.OnMissing
 		tables = append(tables, now)
 	}
 	l.use(tables)

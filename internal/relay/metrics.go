@@ -13,6 +13,7 @@ import (
 type metrics struct {
 	elsewhere, failures prometheus.Counter
 	replaced            prometheus.Counter
+	gone                *prometheus.CounterVec
 	notes               prometheus.Counter
 	silent              prometheus.Gauge
 	repairs             *prometheus.CounterVec
@@ -29,6 +30,10 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Name: "walpost_rows_replaced_total",
 			Help: "Rows that held another event than the one to be marked, because an id or a primary key came again.",
 		}),
+		gone: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "walpost_rows_gone_total",
+			Help: "Rows that were gone when they were to be marked: their service deletes them.",
+		}, []string{"source"}),
 		failures: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "walpost_record_errors_total",
 			Help: "Writes of marks and of the confirmed position that failed; nothing is confirmed until one works.",
@@ -52,7 +57,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	for _, kind := range []slot.Kind{slot.Replace, slot.Keep} { // there before the first one
 		m.repairs.WithLabelValues(string(kind))
 	}
-	reg.MustRegister(m.elsewhere, m.replaced, m.failures, m.notes, m.silent, m.repairs, m.owed)
+	reg.MustRegister(m.elsewhere, m.replaced, m.gone, m.failures, m.notes, m.silent, m.repairs, m.owed)
 	return m
 }
 

@@ -149,6 +149,7 @@ type Relay struct {
 	moved    movement         // guarded by mu
 	lost     map[string]int64 // events that no one can send any more, by subscriber; guarded by mu
 
+	saidGone  sync.Map // sources whose log says that rows are gone
 	reach     *reach
 	strangers []store.Stranger    // at the relay's advisory locks; guarded by mu
 	waits     []postgres.LockWait // statements of ours; guarded by mu
@@ -169,6 +170,9 @@ func New(o Options) *Relay {
 		reach:    newReach(o.Pool),
 	}
 	r.owed = debt.NewStore(o.Pool, o.Slot).Within(r.fence).Limit(o.MaxEvent)
+	for _, source := range o.Sources {
+		r.metrics.gone.WithLabelValues(source.Name) // there before the first one
+	}
 	r.registerMetrics()
 	if o.Lease != nil {
 		o.Lease.Notified, o.Lease.Check, o.Lease.Works = r.notified, r.checkLease, r.reach.works

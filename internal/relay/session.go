@@ -373,16 +373,27 @@ func (r *Relay) inspect(ctx context.Context) ([]*outbox.Table, error) {
 		for _, warning := range table.Warnings() {
 			r.Log.Warn(warning)
 		}
-		table.OnReplaced = func(rows int) { r.noteReplaced(source.Name, rows) }
+		table.OnMissing = func(gone, replaced int) { r.noteMissing(source.Name, gone, replaced) }
 		tables = append(tables, table)
 	}
 	return tables, nil
 }
 
-// noteReplaced counts rows that were not marked because they hold other events.
-func (r *Relay) noteReplaced(source string, rows int) {
-	r.metrics.replaced.Add(float64(rows))
-	r.Log.Warn("rows hold other events than those that were to be marked: an id or a primary key came again; they are not marked for them", "source", source, "rows", rows)
+// noteMissing counts rows that were not marked because they are gone, or hold other events. A service that deletes its
+// rows does that all day: the log says it once.
+func (r *Relay) noteMissing(source string, gone, replaced int) {
+	if gone > 0 {
+		r.metrics.gone.WithLabelValues(source).Add(float64(gone))
+		if _, said := r.saidGone.LoadOrStore(source, true); !said {
+			r.Log.Warn("rows are gone that were to be marked as published: their service deletes them; what is still to be delivered when the slot is lost is in no table then",
+				"source", source, "rows", gone, "counted_in", "walpost_rows_gone_total")
+		}
+	}
+	if replaced == 0 {
+		return
+	}
+	r.metrics.replaced.Add(float64(replaced))
+	r.Log.Warn("rows hold other events than those that were to be marked: an id or a primary key came again; they are not marked for them", "source", source, "rows", replaced)
 }
 
 func (r *Relay) messageSources() []*outbox.Source {

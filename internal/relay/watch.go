@@ -72,7 +72,7 @@ func (r *Relay) refreshTables(ctx context.Context, ledger *tableLedger) {
 		if before != nil && before.Marks() && !table.Marks() {
 			return // a mark that fails says that the column is gone; without one no one would
 		}
-		table.OnReplaced = func(rows int) { r.noteReplaced(source.Name, rows) }
+		table.OnMissing = func(gone, replaced int) { r.noteMissing(source.Name, gone, replaced) }
 		tables = append(tables, table)
 		changed = changed || !table.Same(before)
 	}
