@@ -231,28 +231,10 @@ func (a *Attempts) Last(n int, filter AttemptFilter) (last []Attempt, since time
 	return last, since, next
 }
 
-// Attempts are what the relay remembers.
-func (r *Relay) Attempts() *Attempts { return r.attempts }
-
 // OpenDelivery is an event that the relay has in hand for a subscriber: received from the stream, and neither
 // finished nor owed.
 type OpenDelivery struct {
 	Subscriber string `json:"subscriber"`
 	Source     string `json:"source"`
 	Occurrence string `json:"occurrence"`
-}
-
-// OpenFor returns the open deliveries of the events with an id. It looks at the whole window.
-func (r *Relay) OpenFor(eventID string) []OpenDelivery {
-	r.mu.Lock()
-	tracker := r.tracker
-	r.mu.Unlock()
-	if tracker == nil {
-		return nil
-	}
-	var open []OpenDelivery
-	for _, o := range tracker.OpenFor(eventID) {
-		open = append(open, OpenDelivery{r.Subscriptions[o.Subscriber].Subscriber.Name(), o.Event.Source, o.Event.Occurrence})
-	}
-	return open
 }

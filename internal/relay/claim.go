@@ -8,7 +8,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/backendstart/walpost/internal/outbox"
-	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/store"
 )
 
@@ -27,20 +26,15 @@ func markedRelations(tables []*outbox.Table) []string {
 // claimTables makes this slot the one that marks the tables, or returns why it may not. A mark says that every
 // subscriber of one slot is done with an event; with two slots each would leave out in a repair what only the
 // other's subscribers have had.
-func (r *Relay) claimTables(ctx context.Context, s *session) error {
-	return postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) error {
-		if err := r.fence.HoldTx(ctx, tx); err != nil {
-			return err
-		}
-		return r.claimTablesTx(ctx, tx, s)
-	})
+func (b *base) claimTables(ctx context.Context, s *session) error {
+	return b.inTerm(ctx, func(tx pgx.Tx) error { return b.claimTablesTx(ctx, tx, s) })
 }
 
-func (r *Relay) claimTablesTx(ctx context.Context, tx pgx.Tx, s *session) error {
-	if err := store.ClaimTables(ctx, tx, r.Slot, markedRelations(s.tables)); err != nil {
+func (b *base) claimTablesTx(ctx context.Context, tx pgx.Tx, s *session) error {
+	if err := store.ClaimTables(ctx, tx, b.Slot, markedRelations(s.tables)); err != nil {
 		return err
 	}
-	others, err := store.MarkedByOthers(ctx, tx, r.Slot, markedRelations(s.tables))
+	others, err := store.MarkedByOthers(ctx, tx, b.Slot, markedRelations(s.tables))
 	if err == nil && len(others) > 0 { // since the plan was made
 		err = fmt.Errorf("%w: slot %q marks the rows of %s now", errChangedMeanwhile, others[0].Slot, others[0].Relation)
 	}

@@ -9,24 +9,25 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/backendstart/walpost/internal/event"
-	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/slot"
 	"github.com/backendstart/walpost/internal/store"
 )
 
-// recordOf is what is to be recorded of the slot as the session has it.
-func (s *session) recordOf(name string) store.SlotRecord {
-	return store.SlotRecord{Name: name, SystemID: s.system.ID, Timeline: s.system.Timeline, Epoch: s.epoch, Confirmed: s.confirmed, Fingerprint: s.fingerprint}
+// slotMaker makes the slot, and records what is true once it is ready.
+type slotMaker struct {
+	*base
+	members *membership
+	rows    *rowDebts
 }
 
-// makeSlot makes the slot and records the rows that waited before it, at the first start and in a repair. That it is
+// make makes the slot and records the rows that waited before it, at the first start and in a repair. That it is
 // being made is committed first, so that a creation that broke off is known to be one; that it is ready is committed
 // together with the debt. It returns how many rows there were.
 //
 // The debt comes from the snapshot that belongs to the slot's first position: nothing is missing between
 // the debt and the stream, and nothing is in both. (docs/postgres.md §5, A) What keeps a second relay from doing the same
 // meanwhile, open says.
-func (r *Relay) makeSlot(ctx context.Context, s *session, plan slot.Plan) (rows int64, err error) {
+func (r *slotMaker) make(ctx context.Context, s *session, plan slot.Plan) (rows int64, err error) {
 	if err := r.begin(ctx, s); err != nil {
 		return 0, err
 	}
@@ -45,32 +46,32 @@ func (r *Relay) makeSlot(ctx context.Context, s *session, plan slot.Plan) (rows 
 	}
 	r.Log.Info("slot created", "slot", r.Slot, "consistent_point", created.ConsistentPoint)
 	s.confirmed = created.ConsistentPoint
-	members := r.atTheBeginning(s) // nothing is before the slot but the debt, so who has left has left now
-	for i := range members {       // what committed before is finished or recorded now, so it is secured
+	members := r.members.atTheBeginning(s) // nothing is before the slot but the debt, so who has left has left now
+	for i := range members {               // what committed before is finished or recorded now, so it is secured
 		members[i].after = event.Position{Epoch: s.epoch, Commit: s.confirmed - 1, Ordinal: math.MaxInt64}
 	}
 	begun := time.Now()
 	at := event.Position{Epoch: s.epoch, Commit: s.confirmed - 1} // no commit has it, because those are 8-aligned
 	rows, err = r.ready(ctx, s, plan, func(tx pgx.Tx) (int64, error) {
-		fresh := r.recipients(s, func(name string, beginning bool) bool { _, known := s.known[name]; return beginning && !known })
+		fresh := r.rows.recipients(s, func(name string, beginning bool) bool { _, known := s.known[name]; return beginning && !known })
 		if len(fresh) > 0 {
-			_, err := r.recordRows(ctx, tx, s, recording{snapshot: created.Snapshot, at: at, tables: s.tables, retained: true, to: fresh})
+			_, err := r.rows.record(ctx, tx, s, recording{snapshot: created.Snapshot, at: at, tables: s.tables, retained: true, to: fresh})
 			if err != nil {
 				return 0, err
 			}
 		}
-		others := r.recipients(s, func(name string, beginning bool) bool { _, known := s.known[name]; return !beginning || known })
-		rows, err := r.recordRows(ctx, tx, s, recording{snapshot: created.Snapshot, at: at, tables: s.tables, repair: plan.Kind == slot.Replace, to: others})
+		others := r.rows.recipients(s, func(name string, beginning bool) bool { _, known := s.known[name]; return !beginning || known })
+		rows, err := r.rows.record(ctx, tx, s, recording{snapshot: created.Snapshot, at: at, tables: s.tables, repair: plan.Kind == slot.Replace, to: others})
 		if err != nil {
 			return 0, err
 		}
-		return rows, r.savePositions(ctx, tx, s, members)
+		return rows, r.members.savePositions(ctx, tx, s, members)
 	})
 	if err != nil {
 		return rows, fmt.Errorf("record the rows that waited before slot %q: %w", r.Slot, err)
 	}
 	s.members = members
-	r.logDepartures(s)
+	r.members.logDepartures(s)
 	if plan.Kind == slot.Create && rows > 0 {
 		r.Log.Info("rows that waited before the slot existed are recorded as owed and sent first", "rows", rows, "took", time.Since(begun))
 	}
@@ -78,13 +79,8 @@ func (r *Relay) makeSlot(ctx context.Context, s *session, plan slot.Plan) (rows 
 }
 
 // begin records that the slot is being made.
-func (r *Relay) begin(ctx context.Context, s *session) error {
-	err := postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) error {
-		if err := r.fence.HoldTx(ctx, tx); err != nil {
-			return err
-		}
-		return store.WriteCreating(ctx, tx, s.recordOf(r.Slot))
-	})
+func (r *slotMaker) begin(ctx context.Context, s *session) error {
+	err := r.inTerm(ctx, func(tx pgx.Tx) error { return store.WriteCreating(ctx, tx, s.recordOf(r.Slot)) })
 	if err != nil {
 		return err
 	}
@@ -95,11 +91,8 @@ func (r *Relay) begin(ctx context.Context, s *session) error {
 // ready makes rows a debt and records, in the same transaction, that the slot is ready. The transaction is part
 // of the leadership from its first statement on, so that the next leader waits for its end and does not begin the
 // same beside it.
-func (r *Relay) ready(ctx context.Context, s *session, plan slot.Plan, record func(pgx.Tx) (rows int64, err error)) (rows int64, err error) {
-	err = postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) error {
-		if err := r.fence.HoldTx(ctx, tx); err != nil {
-			return err
-		}
+func (r *slotMaker) ready(ctx context.Context, s *session, plan slot.Plan, record func(pgx.Tx) (rows int64, err error)) (rows int64, err error) {
+	err = r.inTerm(ctx, func(tx pgx.Tx) error {
 		if rows, err = record(tx); err != nil {
 			return err
 		}
@@ -112,7 +105,7 @@ func (r *Relay) ready(ctx context.Context, s *session, plan slot.Plan, record fu
 }
 
 // readyTx records where the slot stands and what is published, and why there was a repair.
-func (r *Relay) readyTx(ctx context.Context, tx pgx.Tx, s *session, plan slot.Plan, rows int64) error {
+func (r *slotMaker) readyTx(ctx context.Context, tx pgx.Tx, s *session, plan slot.Plan, rows int64) error {
 	if err := store.WriteReady(ctx, tx, s.recordOf(r.Slot)); err != nil {
 		return err
 	}
@@ -132,34 +125,4 @@ func (r *Relay) readyTx(ctx context.Context, tx pgx.Tx, s *session, plan slot.Pl
 		r.Log.Error("cannot note the repair in walpost.audit; the repair goes on", "facts", facts, "reason", plan.Reason, "err", err)
 	}
 	return nil
-}
-
-// sayWhoIsWaitedFor says in the log and in /ready what making a slot waits for: every transaction that was running when
-// it began. Any role that can connect can have one.
-func (r *Relay) sayWhoIsWaitedFor(ctx context.Context, what string, ended <-chan struct{}) {
-	ticker := time.NewTicker(5 * time.Second)
-	defer ticker.Stop()
-	defer r.setAwaited("")
-	for begun := time.Now(); ; {
-		select {
-		case <-ended:
-			return
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-		}
-		oldest, err := slot.OldestTransaction(ctx, r.Pool)
-		if err != nil {
-			oldest = "unknown"
-		}
-		r.setAwaited(fmt.Sprintf("%s waits for running transactions to end, for %v now; the oldest is %s: end it if it is forgotten",
-			what, time.Since(begun).Round(time.Second), oldest))
-		r.Log.Info(what+" waits for running transactions to end", "since", begun, "oldest", oldest)
-	}
-}
-
-func (r *Relay) setAwaited(problem string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.awaited = problem
 }

@@ -4,13 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/backendstart/walpost/internal/lane"
+	"github.com/backendstart/walpost/internal/lease"
 	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/store"
 	"github.com/backendstart/walpost/internal/wal"
@@ -19,11 +19,17 @@ import (
 // errNoLead is why a relay with a lease waits.
 var errNoLead = errors.New("the relay does not lead")
 
+// leadership is how the relay becomes the only one that touches the slot, and for how long it is.
+type leadership struct {
+	*base
+	reach *reach
+}
+
 // leads reports whether the relay may act at this moment. One without a lease is the only one of its slot.
-func (r *Relay) leads() bool { return r.Lease == nil || r.Lease.Valid() }
+func (r *leadership) leads() bool { return r.Lease == nil || r.Lease.Valid() }
 
 // awaitLead returns when the relay leads, or when ctx ends, and says meanwhile who does.
-func (r *Relay) awaitLead(ctx context.Context) {
+func (r *leadership) awaitLead(ctx context.Context) {
 	if r.Lease == nil {
 		return
 	}
@@ -31,7 +37,7 @@ func (r *Relay) awaitLead(ctx context.Context) {
 		lease := r.Lease.State()
 		if lease.Held {
 			if waited {
-				r.setState(Starting, nil) // what follows can take long: checks, publication, slot
+				r.condition.setState(Starting, nil) // what follows can take long: checks, publication, slot
 			}
 			return
 		}
@@ -42,7 +48,7 @@ func (r *Relay) awaitLead(ctx context.Context) {
 		case lease.Reached:
 			state = Waiting
 		}
-		r.setState(state, fmt.Errorf("%w: %s", errNoLead, lease.Why))
+		r.condition.setState(state, fmt.Errorf("%w: %s", errNoLead, lease.Why))
 		select {
 		case <-lease.Changed:
 		case <-time.After(time.Second): // the reason may be another one now
@@ -53,7 +59,7 @@ func (r *Relay) awaitLead(ctx context.Context) {
 }
 
 // release lets a standby lead at once.
-func (r *Relay) release() {
+func (r *leadership) release() {
 	if r.Lease != nil {
 		r.Lease.Release()
 	}
@@ -65,7 +71,7 @@ const lookAtLanes = time.Second
 // keepLead lets the lanes act only while the relay leads. A lease that was lost and got again changes
 // nothing if no one else has led in between; if someone has, what is in memory is of no use any more. The
 // same is looked up for a lane that has suspended itself.
-func (r *Relay) keepLead(ctx context.Context, lanes []*lane.Lane, stop context.CancelCauseFunc) {
+func (r *leadership) keepLead(ctx context.Context, lanes []*lane.Lane, stop context.CancelCauseFunc) {
 	if r.Lease == nil {
 		return
 	}
@@ -122,16 +128,9 @@ func (r *Relay) keepLead(ctx context.Context, lanes []*lane.Lane, stop context.C
 	}
 }
 
-// notified is told by the lease's session that a person has changed something.
-func (r *Relay) notified() {
-	for _, l := range r.currentLanes() {
-		l.Refresh()
-	}
-}
-
 // claim makes the session the only one that touches the slot, or returns wal.ErrSlotInUse. Its key is recorded in
 // place of that of the last session, once that one has ended: a lock alone could be anybody's. (docs/postgres.md §8)
-func (r *Relay) claim(ctx context.Context, s *session) error {
+func (r *leadership) claim(ctx context.Context, s *session) error {
 	s.key = store.NewKey()
 	if err := s.conn.ShowLife(ctx, int64(s.key)); err != nil {
 		return err
@@ -179,9 +178,9 @@ func overtaken(err error) error {
 	return err
 }
 
-// lead begins a leadership of the session that has claimed the slot, and reads what is recorded: nothing that an
+// beginTerm begins a leadership of the session that has claimed the slot, and reads what is recorded: nothing that an
 // earlier process has left on the server can change that any more.
-func (r *Relay) lead(ctx context.Context, s *session) (err error) {
+func (r *leadership) beginTerm(ctx context.Context, s *session) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, statementLimit)
 	defer cancel()
 	if err := r.fence.Lead(ctx, r.Pool, r.holder(), s.key, r.Lease != nil); err != nil {
@@ -198,7 +197,7 @@ func (r *Relay) lead(ctx context.Context, s *session) (err error) {
 // evict ends the session that has the slot, if that is a relay which does not lead any more, or our own
 // last session, of which the server has not noticed yet that it is gone. Whoever else has the slot is left
 // alone.
-func (r *Relay) evict(ctx context.Context, pid int) error {
+func (r *leadership) evict(ctx context.Context, pid int) error {
 	inUse := fmt.Errorf("%w: pid %d", wal.ErrSlotInUse, pid)
 	if r.Lease == nil || !r.Lease.Valid() {
 		return inUse
@@ -216,7 +215,7 @@ func (r *Relay) evict(ctx context.Context, pid int) error {
 }
 
 // awaitFree looks the slot up until no one has it. An ended session lets go of the lock a moment before.
-func (r *Relay) awaitFree(ctx context.Context) (*wal.Slot, error) {
+func (r *leadership) awaitFree(ctx context.Context) (*wal.Slot, error) {
 	for deadline := time.Now().Add(evictLimit); ; pause(ctx, 20*time.Millisecond) {
 		slot, err := wal.FindSlot(ctx, r.Pool, r.Slot)
 		if err != nil || slot == nil {
@@ -234,22 +233,75 @@ func (r *Relay) awaitFree(ctx context.Context) (*wal.Slot, error) {
 // evictLimit is how long an ended session may take to let go of the slot before that is tried again.
 const evictLimit = 2 * time.Second
 
-// holder names this process.
-func (r *Relay) holder() string {
-	if r.Lease != nil {
-		return r.Lease.Holder()
-	}
-	host, err := os.Hostname()
-	if err != nil {
-		host = "unknown"
-	}
-	return fmt.Sprintf("%s/%d", host, os.Getpid())
-}
-
 // application is what the replication session is called.
-func (r *Relay) application() string {
+func (r *leadership) application() string {
 	if r.Lease != nil {
 		return r.Lease.Application()
 	}
 	return "walpost/" + r.Slot
+}
+
+// checkPlace makes sure that the replication connection leads to where the pool leads.
+func (r *leadership) checkPlace(ctx context.Context, conn *wal.Conn) error {
+	theirs, err := conn.Place(ctx)
+	if err != nil {
+		return err
+	}
+	ours, err := wal.PlaceOf(ctx, r.Pool)
+	if err != nil {
+		return err
+	}
+	return theirs.Same(ours)
+}
+
+// checkLease is checkPlace for the session of the lease. A pool that does not answer is no reason against it.
+func (r *leadership) checkLease(ctx context.Context, session lease.Session) error {
+	theirs, err := wal.PlaceOf(ctx, session)
+	if err != nil {
+		return err
+	}
+	if _, away := r.reach.silence(); away != nil {
+		return nil
+	}
+	limited, cancel := context.WithTimeout(ctx, reachInterval)
+	defer cancel()
+	ours, err := wal.PlaceOf(limited, r.Pool)
+	if err != nil {
+		return nil
+	}
+	return theirs.Same(ours)
+}
+
+// watchReach asks until ctx ends. A leader that cannot reach Postgres through its pool can record nothing, and nothing
+// is confirmed; where another relay can, that one shall lead. What every relay would meet (a lock, a refused mark, a
+// full disk, a commit that waits for a standby) is no reason: each handover delivers the window again.
+func (r *leadership) watchReach(ctx context.Context) {
+	defer r.reach.probe.Close()
+	rest, recorded := firstRest, r.fence.Records()
+	ticker := time.NewTicker(reachInterval)
+	defer ticker.Stop()
+	for {
+		r.reach.ask(ctx)
+		if silent, why := r.reach.silence(); silent >= giveUpAfter && r.Lease.Valid() && r.anotherStandsBy(ctx) {
+			if now := r.fence.Records(); now != recorded {
+				rest, recorded = firstRest, now
+			}
+			r.Log.Error("the lead is given up: the relay's own connections do not reach Postgres, and another relay stands by",
+				"slot", r.Slot, "silent", silent.Round(time.Second), "asks_again_after", rest, "err", why)
+			r.Lease.StepDown(rest)
+			rest = min(2*rest, longestRest)
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (r *leadership) anotherStandsBy(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, reachLimit)
+	defer cancel()
+	yes, err := r.Lease.StandsBy(ctx)
+	return yes && err == nil
 }

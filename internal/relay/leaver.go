@@ -160,21 +160,3 @@ func (l *leaver) idle() bool {
 	open, _ := l.tracker.OpenOf(l.number)
 	return open == 0
 }
-
-// newLeaver takes the place of the lane of a member that has left.
-func (r *Relay) newLeaver(s *session, number int, tracker *ack.Tracker) *leaver {
-	m := s.members[number]
-	l := newLeaver(m.name, number, tracker, r.owed, r.Log)
-	l.passed = func() bool { return r.wal.HandedOver() >= s.horizon }
-	l.depart = func(ctx context.Context) error {
-		if err := r.depart(ctx, m.name, m.wants.end(s.epoch)); err != nil {
-			return err
-		}
-		if l.owed > 0 {
-			l.log.Warn("events that committed before the subscriber left are recorded as owed to it until it is forgotten", "events", l.owed, "first", l.first, "last", l.last)
-		}
-		l.log.Info("everything that committed before the subscriber left is delivered or owed; it holds nothing any more")
-		return nil
-	}
-	return l
-}

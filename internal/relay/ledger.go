@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -16,10 +15,6 @@ import (
 	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/store"
 )
-
-// statementLimit bounds what is asked of Postgres at once: a network that swallows everything must be
-// noticed before TCP gives up.
-const statementLimit = 30 * time.Second
 
 // tableLedger writes to walpost.slots, walpost.subscribers, walpost.owed and the outbox tables.
 type tableLedger struct {
@@ -149,4 +144,35 @@ func (l *tableLedger) explained(ctx context.Context, err error) error {
 	}
 	l.use(tables)
 	return err
+}
+
+// positions are where the subscribers stand: everything up to secured is finished or owed, everything up
+// to finished is not even owed.
+type positions struct {
+	names             []string
+	secured, finished []event.Position
+}
+
+func positionsOf(tracker *ack.Tracker, names []string) *positions {
+	p := &positions{names: names}
+	for i := range names {
+		// Debt first: what is owed by then is secured at the latest now.
+		finished := tracker.Secured(i)
+		if owed := tracker.OwesSince(i); owed != nil && owed.Compare(finished) <= 0 {
+			finished = *owed
+			finished.Ordinal--
+		}
+		p.secured = append(p.secured, tracker.Secured(i))
+		p.finished = append(p.finished, finished)
+	}
+	return p
+}
+
+// write raises the recorded positions; they never go back.
+func (p *positions) write(ctx context.Context, tx pgx.Tx, slot string) error {
+	progress := make([]store.SubscriberProgress, len(p.names))
+	for i, name := range p.names {
+		progress[i] = store.SubscriberProgress{Name: name, Secured: p.secured[i], Finished: p.finished[i]}
+	}
+	return store.RaisePositions(ctx, tx, slot, progress)
 }

@@ -1,8 +1,6 @@
 package relay
 
 import (
-	"time"
-
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/backendstart/walpost/internal/debt"
@@ -61,81 +59,17 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	return m
 }
 
-// registerMetrics registers what is computed when someone looks.
-func (r *Relay) registerMetrics() {
-	r.Registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "walpost_open_bytes", Help: "Size of the events received and not yet recorded as finished.",
-	}, func() float64 { return float64(r.Progress().OpenBytes) }))
-	r.Registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "walpost_leader", Help: "1 while this relay leads the slot, 0 while it stands by.",
-	}, func() float64 {
-		if r.Progress().State == Streaming && r.leads() {
-			return 1
-		}
-		return 0
-	}), prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "walpost_stuck", Help: "1 while the server ends the stream with the same error at the same place, again and again.",
-	}, func() float64 {
-		if r.isStuck() {
-			return 1
-		}
-		return 0
-	}), prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "walpost_term", Help: "Number of the last leadership of this relay, 0 before the first.",
-	}, func() float64 { return float64(r.fence.Term()) }))
-	for i, sub := range r.Subscriptions {
-		name := sub.Subscriber.Name()
-		r.showOwed([]debt.Count{{Subscriber: name, State: "waiting"}, {Subscriber: name, State: "dead"}})
-		r.Registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name:        "walpost_lag_seconds",
-			Help:        "Age of the subscriber's oldest open or owed event, from its commit.",
-			ConstLabels: prometheus.Labels{"subscriber": name},
-		}, func() float64 { return r.lag(i).Seconds() }), prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name:        "walpost_holding_wal_bytes",
-			Help:        "WAL kept for the subscriber's oldest open or owed event.",
-			ConstLabels: prometheus.Labels{"subscriber": name},
-		}, func() float64 { return float64(r.holdingOf(i)) }))
-	}
-}
-
-func (r *Relay) holdingOf(subscriber int) int64 {
-	r.mu.Lock()
-	tracker := r.tracker
-	r.mu.Unlock()
-	if tracker == nil {
-		return 0
-	}
-	return r.holding(tracker, subscriber)
-}
-
-// lag is the age of a subscriber's oldest open or owed event. Clocks of two machines differ: never below 0.
-func (r *Relay) lag(subscriber int) time.Duration {
-	r.mu.Lock()
-	tracker := r.tracker
-	r.mu.Unlock()
-	if tracker == nil {
-		return 0
-	}
-	since := r.currentLanes()[subscriber].Stats().OwesSinceAt
-	if _, oldest := tracker.OpenOf(subscriber); oldest != nil && (since.IsZero() || oldest.CommittedAt.Before(since)) {
-		since = oldest.CommittedAt
-	}
-	if since.IsZero() {
-		return 0
-	}
-	return max(0, time.Since(since))
-}
-
-func (r *Relay) showOwed(counts []debt.Count) {
-	for _, name := range r.Subscriptions {
+// showOwed shows how much the subscribers are owed; what counts does not name is 0.
+func (m *metrics) showOwed(subscribers []string, counts []debt.Count) {
+	for _, name := range subscribers {
 		for _, state := range []string{"waiting", "dead"} {
 			var number int64
 			for _, c := range counts {
-				if c.Subscriber == name.Subscriber.Name() && c.State == state {
+				if c.Subscriber == name && c.State == state {
 					number = c.Number
 				}
 			}
-			r.metrics.owed.WithLabelValues(name.Subscriber.Name(), state).Set(float64(number))
+			m.owed.WithLabelValues(name, state).Set(float64(number))
 		}
 	}
 }

@@ -429,7 +429,7 @@ const (
 	sameSlot            // B: the slot is there and may have a hole
 )
 
-// findOrMakeSlot is Relay.findOrMakeSlot and Relay.startPositions without Postgres.
+// findOrMakeSlot is repairer.prepareSlot and membership.startPositions without Postgres.
 func (s *modelServer) findOrMakeSlot(subs []*modelSubscriber, plant *plant) (horizon, confirmed event.LSN, members []member) {
 	s.mu.Lock()
 	lost := s.lost
@@ -438,7 +438,7 @@ func (s *modelServer) findOrMakeSlot(subs []*modelSubscriber, plant *plant) (hor
 	if lost == noRepair {
 		return s.startPositions(subs, plant)
 	}
-	r := &Relay{}
+	r := &rowDebts{&base{}}
 	for _, sub := range subs {
 		r.Subscriptions = append(r.Subscriptions, Subscription{Subscriber: modelOutlet{modelSubscriber: sub}, Filter: sub.filter, FromBeginning: sub.beginning})
 	}
@@ -454,7 +454,7 @@ func (s *modelServer) findOrMakeSlot(subs []*modelSubscriber, plant *plant) (hor
 	s.mu.Lock()
 	s.confirmed, s.recorded, opened.confirmed = s.end, s.end, s.end
 	s.mu.Unlock()
-	members = r.atTheBeginning(opened)
+	members = (&membership{base: r.base}).atTheBeginning(opened)
 	at := event.Position{Epoch: 1, Commit: s.end - 1}
 	fresh := func(name string, beginning bool) bool { _, known := s.known[name]; return beginning && !known }
 	s.recordRows(recording{snapshot: "of the slot", at: at, retained: !plant.beginsLate, to: r.recipients(opened, fresh)})

@@ -9,49 +9,21 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/backendstart/walpost/internal/ack"
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/store"
 )
 
-// names lists the subscribers in the order of their numbers.
-func (r *Relay) names() []string {
-	names := make([]string, len(r.Subscriptions))
-	for i, sub := range r.Subscriptions {
-		names[i] = sub.Subscriber.Name()
-	}
-	return names
-}
-
-// stored is what walpost.subscribers says of a subscriber.
-type stored struct {
-	secured event.Position
-	goneAt  string // since when it has left the configuration, "" while it has not
-	wants   wants
-	doubt   string // why its positions are not believed, "" if they are
-}
-
-// position is from where the subscriber goes on: where nothing can be believed, at the beginning of the slot.
-func (k stored) position(epoch int32) event.Position {
-	if k.doubt != "" {
-		return event.Position{Epoch: epoch}
-	}
-	return k.secured
-}
-
-// securedIn is up to where everything is finished or owed, as far as that says something of the epoch.
-func (k stored) securedIn(epoch int32) event.Position {
-	if k.doubt != "" || k.secured.Epoch != epoch {
-		return event.Position{}
-	}
-	return k.secured
+// membership decides who gets something in a session, and from where.
+type membership struct {
+	*base
+	rows *rowDebts
 }
 
 // readSubscribers reads what is recorded of all subscribers that the slot has ever had, and says of whom it does not
 // believe it.
-func (r *Relay) readSubscribers(ctx context.Context, s *session) error {
+func (r *membership) readSubscribers(ctx context.Context, s *session) error {
 	known := make(map[string]stored)
 	err := postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) error {
 		subscribers, err := store.Subscribers(ctx, tx, r.Slot)
@@ -78,28 +50,16 @@ func (r *Relay) readSubscribers(ctx context.Context, s *session) error {
 	return nil
 }
 
-func (r *Relay) readEnd(ctx context.Context, s *session) error {
+func (r *membership) readEnd(ctx context.Context, s *session) error {
 	return postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) (err error) {
 		s.end, err = store.WALEnd(ctx, tx)
 		return err
 	})
 }
 
-// doubted are the subscribers whose positions are not believed, in the order of their names.
-func (s *session) doubted() []string {
-	var names []string
-	for name, k := range s.known {
-		if k.doubt != "" {
-			names = append(names, name)
-		}
-	}
-	slices.Sort(names)
-	return names
-}
-
 // restartPositions lets the subscribers whose positions are not believed begin where the slot does, and all of them
 // where the server has become another one: their positions say nothing about this one.
-func (r *Relay) restartPositions(ctx context.Context, tx pgx.Tx, s *session) error {
+func (r *membership) restartPositions(ctx context.Context, tx pgx.Tx, s *session) error {
 	names := s.doubted()
 	if s.record != nil && s.record.Epoch != s.epoch {
 		names = slices.Sorted(maps.Keys(s.known))
@@ -113,33 +73,6 @@ func (r *Relay) restartPositions(ctx context.Context, tx pgx.Tx, s *session) err
 		s.known[name] = k
 	}
 	return nil
-}
-
-// member is a subscriber as a session serves it: one of the configuration, which has a lane, or one that has left
-// and of which something is to be recorded still.
-type member struct {
-	name  string
-	after event.Position // what it needs begins after it
-	wants wants
-	left  bool
-	// found says how the position was found, for the log.
-	found finding
-}
-
-type finding int
-
-const (
-	goesOn    finding = iota // at its recorded position
-	isNew                    // to the slot: at now
-	beginning                // new, and begins with all rows that the tables have
-	isBack                   // it had left: at now
-)
-
-// asked is a subscriber as the configuration has it.
-type asked struct {
-	name          string
-	filter        event.Filter
-	fromBeginning bool
 }
 
 // plan decides from where each subscriber goes on and what it gets, for a slot that exists: first those of the
@@ -177,7 +110,7 @@ func plan(known map[string]stored, configured []asked, epoch int32, end place) [
 }
 
 // atTheBeginning is the plan for a slot before which there is nothing but debt.
-func (r *Relay) atTheBeginning(s *session) []member {
+func (r *membership) atTheBeginning(s *session) []member {
 	members := make([]member, len(r.Subscriptions))
 	for i, sub := range r.configured() {
 		members[i] = member{name: sub.name, after: event.Position{Epoch: s.epoch}, wants: from(sub.filter)}
@@ -185,17 +118,9 @@ func (r *Relay) atTheBeginning(s *session) []member {
 	return members
 }
 
-func (r *Relay) configured() []asked {
-	subs := make([]asked, len(r.Subscriptions))
-	for i, sub := range r.Subscriptions {
-		subs[i] = asked{sub.Subscriber.Name(), sub.filter(), sub.FromBeginning}
-	}
-	return subs
-}
-
 // startPositions finds from where each subscriber goes on with a slot that exists. One that is new to it,
 // or comes back after it had left the configuration, starts at now. One that has left ends at now.
-func (r *Relay) startPositions(ctx context.Context, s *session) error {
+func (r *membership) startPositions(ctx context.Context, s *session) error {
 	if err := r.readEnd(ctx, s); err != nil {
 		return err
 	}
@@ -207,10 +132,7 @@ func (r *Relay) startPositions(ctx context.Context, s *session) error {
 			}
 		}
 	}
-	err := postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) error {
-		if err := r.fence.HoldTx(ctx, tx); err != nil {
-			return err
-		}
+	err := r.inTerm(ctx, func(tx pgx.Tx) error {
 		return r.savePositions(ctx, tx, s, members)
 	})
 	if err != nil {
@@ -222,7 +144,7 @@ func (r *Relay) startPositions(ctx context.Context, s *session) error {
 }
 
 // logDepartures names those that have left when the slot was made: all rows that wait are owed to them, too.
-func (r *Relay) logDepartures(s *session) {
+func (r *membership) logDepartures(s *session) {
 	for _, name := range slices.Sorted(maps.Keys(s.known)) {
 		isMember := slices.ContainsFunc(s.members, func(m member) bool { return m.name == name })
 		if k := s.known[name]; !isMember && len(k.wants) > 0 {
@@ -231,7 +153,7 @@ func (r *Relay) logDepartures(s *session) {
 	}
 }
 
-func (r *Relay) logPositions(s *session) {
+func (r *membership) logPositions(s *session) {
 	for _, m := range s.members {
 		k := s.known[m.name]
 		switch {
@@ -254,7 +176,7 @@ func (r *Relay) logPositions(s *session) {
 
 // savePositions writes where each subscriber begins and what it wants. Those that are no members have left, and
 // there is nothing more to record of them.
-func (r *Relay) savePositions(ctx context.Context, tx pgx.Tx, s *session, members []member) error {
+func (r *membership) savePositions(ctx context.Context, tx pgx.Tx, s *session, members []member) error {
 	starts := make([]store.SubscriberStart, len(members))
 	for i, m := range members {
 		starts[i] = store.SubscriberStart{Name: m.name, After: m.after, Wants: m.wants.encode(), Left: m.left}
@@ -264,52 +186,18 @@ func (r *Relay) savePositions(ctx context.Context, tx pgx.Tx, s *session, member
 
 // depart records that everything that committed before a subscriber left is delivered or owed: from here on it
 // holds nothing.
-func (r *Relay) depart(ctx context.Context, name string, at event.Position) error {
+func (r *membership) depart(ctx context.Context, name string, at event.Position) error {
 	ctx, cancel := context.WithTimeout(ctx, statementLimit)
 	defer cancel()
-	return postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) error {
-		if err := r.fence.HoldTx(ctx, tx); err != nil {
-			return err
-		}
+	return r.inTerm(ctx, func(tx pgx.Tx) error {
 		return store.RecordDeparture(ctx, tx, r.Slot, name, at)
 	})
-}
-
-// positions are where the subscribers stand: everything up to secured is finished or owed, everything up
-// to finished is not even owed.
-type positions struct {
-	names             []string
-	secured, finished []event.Position
-}
-
-func positionsOf(tracker *ack.Tracker, names []string) *positions {
-	p := &positions{names: names}
-	for i := range names {
-		// Debt first: what is owed by then is secured at the latest now.
-		finished := tracker.Secured(i)
-		if owed := tracker.OwesSince(i); owed != nil && owed.Compare(finished) <= 0 {
-			finished = *owed
-			finished.Ordinal--
-		}
-		p.secured = append(p.secured, tracker.Secured(i))
-		p.finished = append(p.finished, finished)
-	}
-	return p
-}
-
-// write raises the recorded positions; they never go back.
-func (p *positions) write(ctx context.Context, tx pgx.Tx, slot string) error {
-	progress := make([]store.SubscriberProgress, len(p.names))
-	for i, name := range p.names {
-		progress[i] = store.SubscriberProgress{Name: name, Secured: p.secured[i], Finished: p.finished[i]}
-	}
-	return store.RaisePositions(ctx, tx, slot, progress)
 }
 
 // recordRetained makes all rows that the tables have a debt of one subscriber that is new to the slot.
 // What the stream brings of them once more is looked up until it is past this moment, which moves the
 // horizon. (docs/postgres.md §5, B)
-func (r *Relay) recordRetained(ctx context.Context, s *session, subscriber int) error {
+func (r *membership) recordRetained(ctx context.Context, s *session, subscriber int) error {
 	begun := time.Now()
 	sub := r.Subscriptions[subscriber]
 	name := sub.Subscriber.Name()
@@ -320,12 +208,9 @@ func (r *Relay) recordRetained(ctx context.Context, s *session, subscriber int) 
 		return err
 	}
 	var rows int64
-	err := postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) (err error) {
-		if err := r.fence.HoldTx(ctx, tx); err != nil {
-			return err
-		}
+	err := r.inTerm(ctx, func(tx pgx.Tx) (err error) {
 		at := event.Position{Epoch: s.epoch, Commit: s.confirmed - 1} // before all that the stream brings
-		rows, err = r.recordRows(ctx, tx, s, recording{at: at, tables: s.tables, retained: true, to: []recipient{{name: name, wants: sub.wants}}})
+		rows, err = r.rows.record(ctx, tx, s, recording{at: at, tables: s.tables, retained: true, to: []recipient{{name: name, wants: sub.wants}}})
 		return err
 	})
 	if err != nil {

@@ -28,8 +28,6 @@ const (
 	ownBytes      = 64 << 10
 	// positionsInterval is how often the subscribers' positions are written, when something ended.
 	positionsInterval = time.Second
-	// lastRecord is how long a stop waits for the last write.
-	lastRecord = 5 * time.Second
 	// markInterval is how often rows are looked for that are still to be marked: of what was paid, discarded, or
 	// locked by another session. markBatch is how many are looked at in one transaction.
 	markInterval = time.Second
@@ -298,13 +296,4 @@ func (r *recorder) noteElsewhere(rows int) {
 	r.elsewhere.Do(func() {
 		r.log.Warn("rows were published already when they were to be marked: another poller is at work, or the relay was stopped hard", "rows", rows)
 	})
-}
-
-func pause(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
 }

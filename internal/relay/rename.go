@@ -4,18 +4,21 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/jackc/pgx/v5"
-
+	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/replay"
 	"github.com/backendstart/walpost/internal/store"
 	"github.com/backendstart/walpost/internal/wal"
+	"github.com/jackc/pgx/v5"
 )
+
+// renamer carries over what is recorded under names that subscribers and sources have no more.
+type renamer struct{ *base }
 
 // carryOver gives subscribers that were renamed what is recorded under their former names: state, position, debt,
 // replays and inbox. It happens in one transaction, before anything is read of them, so a process that ends over it
 // leaves either name whole.
-func (r *Relay) carryOver(ctx context.Context) error {
+func (r *renamer) carryOver(ctx context.Context) error {
 	for _, sub := range r.Subscriptions {
 		if sub.RenamedFrom == "" {
 			continue
@@ -27,12 +30,9 @@ func (r *Relay) carryOver(ctx context.Context) error {
 	return nil
 }
 
-func (r *Relay) carryOverOne(ctx context.Context, before, name string) error {
+func (r *renamer) carryOverOne(ctx context.Context, before, name string) error {
 	var renamed bool
-	err := postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) error {
-		if err := r.fence.HoldTx(ctx, tx); err != nil {
-			return err
-		}
+	err := r.inTerm(ctx, func(tx pgx.Tx) error {
 		had, err := store.HasSubscriber(ctx, tx, r.Slot, before)
 		if err != nil || !had { // carried over before, or never there
 			return err
@@ -69,6 +69,70 @@ func (r *Relay) carryOverOne(ctx context.Context, before, name string) error {
 	}
 	if renamed {
 		r.Log.Info("subscriber has another name; position, debt, replays and inbox are carried over", "subscriber", name, "renamed_from", before)
+	}
+	return nil
+}
+
+// carryOverSources gives sources that have another name now what is recorded under their former names: debt, inbox,
+// replays, and what subscribers want. A source is known by its table, or its prefix. It happens in one transaction, before
+// anything is read under the names.
+func (r *renamer) carryOverSources(ctx context.Context, s *session) error {
+	renamed := s.compare().Renamed
+	if len(renamed) == 0 {
+		return nil
+	}
+	print := s.record.Fingerprint
+	print.Sources = append([]store.PublishedSource{}, print.Sources...)
+	for i, source := range print.Sources {
+		if name := renamed[source.Name]; name != "" && !source.Former {
+			print.Sources[i].Name = name
+		}
+	}
+	err := r.inTerm(ctx, func(tx pgx.Tx) error {
+		for _, rename := range []func(context.Context, pgx.Tx, string, map[string]string) error{
+			debt.RenameSources, replay.RenameSources, store.RenameSourcesOfInbox, r.renameSourcesInWants, store.RenameSourcesInHand,
+		} {
+			if err := rename(ctx, tx, r.Slot, renamed); err != nil {
+				return err
+			}
+		}
+		if err := store.WriteFingerprint(ctx, tx, r.Slot, print); err != nil {
+			return err
+		}
+		facts := map[string]any{"sources": renamed}
+		if err := store.NoteByRelay(ctx, tx, r.Slot, r.holder(), "rename", facts, "a source has another name in the configuration"); err != nil && ctx.Err() == nil {
+			r.metrics.notes.Inc()
+			r.Log.Error("cannot note the new names in walpost.audit; they are carried over all the same", "facts", facts, "err", err)
+		}
+		return nil
+	})
+	if postgres.Code(err) == "23505" { // unique_violation
+		return &wal.SetupError{Err: err,
+			Problem: fmt.Sprintf("sources are to take over what is recorded under former names (%v), and a new name has records of the same events already", renamed),
+			Fix:     "give the source a name that was not used before"}
+	}
+	if err != nil {
+		return fmt.Errorf("carry over sources %v: %w", renamed, err)
+	}
+	s.record.Fingerprint = print
+	r.Log.Info("sources have other names; debt, inbox, replays and what subscribers want are carried over", "renamed", renamed)
+	return nil
+}
+
+// renameSourcesInWants renames sources in the recorded filters of all subscribers.
+func (r *renamer) renameSourcesInWants(ctx context.Context, tx pgx.Tx, slot string, renamed map[string]string) error {
+	subscribers, err := store.Subscribers(ctx, tx, slot)
+	if err != nil {
+		return err
+	}
+	for _, sub := range subscribers {
+		wanted, err := parseWants([]byte(sub.Wants))
+		if err != nil {
+			continue // it counts as everything, and is said when it is read
+		}
+		if err := store.WriteWants(ctx, tx, slot, sub.Name, wanted.renamed(renamed).encode()); err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -2,7 +2,6 @@ package relay
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -18,10 +17,18 @@ import (
 	"github.com/backendstart/walpost/internal/wal"
 )
 
+// repairer makes, repairs or adopts the slot.
+type repairer struct {
+	*base
+	members *membership
+	rows    *rowDebts
+	maker   *slotMaker
+}
+
 // prepareSlot makes the slot ready to be streamed: it gathers the facts, plans, and carries the plan out. Nothing is
 // changed before the plan is made, so that what is refused leaves the publication and the slot as they were. why is what
 // a session before this one has met, nil at the start.
-func (r *Relay) prepareSlot(ctx context.Context, s *session, why *changed) error {
+func (r *repairer) prepareSlot(ctx context.Context, s *session, why *changed) error {
 	s.begun = time.Now()
 	facts, err := r.gatherFacts(ctx, s, why)
 	if err != nil {
@@ -46,7 +53,7 @@ func (r *Relay) prepareSlot(ctx context.Context, s *session, why *changed) error
 	case slot.Keep:
 		rows, err = r.keepSlot(ctx, s, plan)
 	default:
-		rows, err = r.makeSlot(ctx, s, plan)
+		rows, err = r.maker.make(ctx, s, plan)
 	}
 	if err != nil {
 		return err
@@ -56,7 +63,7 @@ func (r *Relay) prepareSlot(ctx context.Context, s *session, why *changed) error
 }
 
 // gatherFacts collects what the plan depends on. It changes nothing.
-func (r *Relay) gatherFacts(ctx context.Context, s *session, why *changed) (slot.Facts, error) {
+func (r *repairer) gatherFacts(ctx context.Context, s *session, why *changed) (slot.Facts, error) {
 	f := slot.Facts{
 		Name: r.Slot, Publication: r.Publication, Server: s.slot, Record: s.record, EverReady: len(s.known) > 0,
 		System: s.system, End: s.end, Published: s.published, StopOnLoss: r.StopOnLostSlot, Awaiting: len(s.writers) > 0,
@@ -96,7 +103,7 @@ func (r *Relay) gatherFacts(ctx context.Context, s *session, why *changed) (slot
 	return f, err
 }
 
-func (r *Relay) logPlan(plan slot.Plan) {
+func (r *repairer) logPlan(plan slot.Plan) {
 	switch {
 	case plan.Kind == slot.Stream:
 		return
@@ -104,7 +111,7 @@ func (r *Relay) logPlan(plan slot.Plan) {
 		r.Log.Info("the second pass over the tables: every transaction that the repair had to wait for has ended", "slot", r.Slot, "plan", plan.String())
 		return
 	case plan.Repairs() && !plan.Adopt:
-		r.setState(Repairing, &changed{reason: plan.Reason})
+		r.condition.setState(Repairing, &changed{reason: plan.Reason})
 		r.Log.Warn("the stream may have a hole; repairing it from the table", "slot", r.Slot, "kind", plan.Kind, "reason", plan.Reason, "plan", plan.String())
 	default:
 		r.Log.Info("preparing the slot", "slot", r.Slot, "reason", plan.Reason, "plan", plan.String())
@@ -114,7 +121,7 @@ func (r *Relay) logPlan(plan slot.Plan) {
 	}
 }
 
-func (r *Relay) logDone(s *session, plan slot.Plan, rows int64) {
+func (r *repairer) logDone(s *session, plan slot.Plan, rows int64) {
 	switch {
 	case plan.Second:
 		r.Log.Info("rows that only the second pass has found are recorded as owed", "slot", r.Slot, "rows", rows)
@@ -128,7 +135,7 @@ func (r *Relay) logDone(s *session, plan slot.Plan, rows int64) {
 }
 
 // alterPublication makes or completes the publication, and looks at it again.
-func (r *Relay) alterPublication(ctx context.Context, s *session, plan slot.Plan) (err error) {
+func (r *repairer) alterPublication(ctx context.Context, s *session, plan slot.Plan) (err error) {
 	switch {
 	case plan.MakePublication:
 		tables := make([]pgx.Identifier, len(s.tables))
@@ -153,14 +160,6 @@ func (r *Relay) alterPublication(ctx context.Context, s *session, plan slot.Plan
 	return nil
 }
 
-// compare compares what is published with what is recorded.
-func (s *session) compare() slot.Difference {
-	if s.record == nil {
-		return slot.Difference{}
-	}
-	return slot.Compare(s.record.Fingerprint, s.published.Now)
-}
-
 // keepSlot records the rows that wait as debt and goes on with the slot as it is. What it brings of them is looked up
 // until it is past the moment of the snapshot.
 //
@@ -169,7 +168,7 @@ func (s *session) compare() slot.Difference {
 // transactions are known before the snapshot is taken: whatever else wrote before it is in it. When they have ended, a
 // second pass finds their rows. A source without marks cannot be passed over twice, so its transactions are waited for
 // before the first pass. (docs/postgres.md §5, B)
-func (r *Relay) keepSlot(ctx context.Context, s *session, plan slot.Plan) (rows int64, err error) {
+func (r *repairer) keepSlot(ctx context.Context, s *session, plan slot.Plan) (rows int64, err error) {
 	again := func(table *outbox.Table) bool { return table.Marks() }
 	lacking, added, others := s.tablesOf(plan.Lacking), s.tablesOf(plan.Added), s.tables
 	others = slices.DeleteFunc(slices.Clone(others), func(table *outbox.Table) bool {
@@ -191,20 +190,20 @@ func (r *Relay) keepSlot(ctx context.Context, s *session, plan slot.Plan) (rows 
 		}
 	}
 	s.confirmed = s.slot.Confirmed
-	rows, err = r.ready(ctx, s, plan, func(tx pgx.Tx) (rows int64, err error) {
+	rows, err = r.maker.ready(ctx, s, plan, func(tx pgx.Tx) (rows int64, err error) {
 		at, err := r.beforeTheStream(ctx, tx, s)
 		if err != nil {
 			return 0, err
 		}
 		record := func(o recording) error {
 			o.at = at
-			n, err := r.recordRows(ctx, tx, s, o)
+			n, err := r.rows.record(ctx, tx, s, o)
 			at.Ordinal += n
 			rows += n
 			return err
 		}
 		if len(lacking) > 0 {
-			to := r.recipients(s, func(name string, _ bool) bool {
+			to := r.rows.recipients(s, func(name string, _ bool) bool {
 				k, known := s.known[name]
 				return plan.Adopt || known && (k.goneAt == "" || len(k.wants) > 0) // who is new, or comes back, starts at now
 			})
@@ -214,22 +213,22 @@ func (r *Relay) keepSlot(ctx context.Context, s *session, plan slot.Plan) (rows 
 		}
 		if len(added) > 0 {
 			configured := r.names()
-			to := r.recipients(s, func(name string, _ bool) bool { return slices.Contains(configured, name) })
+			to := r.rows.recipients(s, func(name string, _ bool) bool { return slices.Contains(configured, name) })
 			if err := record(recording{tables: added, to: to}); err != nil {
 				return rows, err
 			}
 		}
 		if len(plan.Doubted) > 0 {
-			to := r.recipients(s, func(name string, _ bool) bool { return slices.Contains(plan.Doubted, name) })
+			to := r.rows.recipients(s, func(name string, _ bool) bool { return slices.Contains(plan.Doubted, name) })
 			if err := record(recording{tables: others, repair: true, some: true, to: to}); err != nil {
 				return rows, err
 			}
 		}
 		if !plan.Adopt {
-			return rows, r.restartPositions(ctx, tx, s)
+			return rows, r.members.restartPositions(ctx, tx, s)
 		}
-		s.members = r.atTheBeginning(s)
-		return rows, r.savePositions(ctx, tx, s, s.members)
+		s.members = r.members.atTheBeginning(s)
+		return rows, r.members.savePositions(ctx, tx, s, s.members)
 	})
 	if err != nil {
 		return rows, fmt.Errorf("record the rows that wait next to slot %q: %w", r.Slot, err)
@@ -239,7 +238,7 @@ func (r *Relay) keepSlot(ctx context.Context, s *session, plan slot.Plan) (rows 
 
 // beforeTheStream is the first position for rows that are read from the tables while the slot stays: behind all that is
 // waiting already, and, unless something waits from further on in the stream, before all that the stream brings.
-func (r *Relay) beforeTheStream(ctx context.Context, tx pgx.Tx, s *session) (event.Position, error) {
+func (r *repairer) beforeTheStream(ctx context.Context, tx pgx.Tx, s *session) (event.Position, error) {
 	names := append(slices.Collect(maps.Keys(s.known)), r.names()...)
 	last, err := r.owed.LastWaiting(ctx, tx, s.epoch, names)
 	return behind(last, event.Position{Epoch: s.epoch, Commit: s.slot.Confirmed - 1}), err
@@ -259,17 +258,6 @@ func behind(last, from event.Position) event.Position {
 	return event.Position{Epoch: last.Epoch, Commit: last.Commit | free}
 }
 
-// tablesOf are the tables of sources.
-func (s *session) tablesOf(sources []string) []*outbox.Table {
-	var tables []*outbox.Table
-	for _, table := range s.tables {
-		if slices.Contains(sources, table.Source.Name) {
-			tables = append(tables, table)
-		}
-	}
-	return tables
-}
-
 func sourceNames(tables []*outbox.Table) []string {
 	names := make([]string, len(tables))
 	for i, table := range tables {
@@ -280,52 +268,4 @@ func sourceNames(tables []*outbox.Table) []string {
 
 func identifier(table *outbox.Table) pgx.Identifier {
 	return pgx.Identifier{table.Source.Schema, table.Source.Table}
-}
-
-// awaitWritersOf waits until every transaction that writes to the tables now has ended.
-func (r *Relay) awaitWritersOf(ctx context.Context, what string, tables []*outbox.Table) error {
-	writers, err := slot.FindWriters(ctx, r.Pool, tables)
-	if err != nil {
-		return err
-	}
-	return r.awaitWriters(ctx, what, writers)
-}
-
-// awaitSecondPass waits for the transactions that a repair has found at work, while the stream goes on, and then begins
-// everything again: nothing is in hand during the second pass.
-func (r *Relay) awaitSecondPass(ctx context.Context, s *session, stop context.CancelCauseFunc) {
-	if len(s.writers) == 0 {
-		return
-	}
-	if r.awaitWriters(ctx, "the second pass of the repair", s.writers) == nil {
-		stop(&changed{reason: "every transaction that the repair has to wait for has ended", writersEnded: true})
-	}
-}
-
-// awaitWriters waits until none of the transactions runs any more, and says meanwhile in the log and in /ready for whom.
-func (r *Relay) awaitWriters(ctx context.Context, what string, writers []slot.Writer) error {
-	defer r.setAwaited("")
-	said := time.Time{}
-	for begun := time.Now(); ; pause(ctx, 100*time.Millisecond) {
-		if ctx.Err() != nil {
-			return fmt.Errorf("wait for running transactions: %w", context.Cause(ctx))
-		}
-		running, err := slot.StillWriting(ctx, r.Pool, writers)
-		if err != nil && !postgres.Unavailable(err) && postgres.Code(err) == "" && !errors.Is(err, context.DeadlineExceeded) {
-			return err
-		}
-		if err != nil {
-			continue // while Postgres is away they run, perhaps
-		}
-		if len(running) == 0 {
-			return nil
-		}
-		waited := time.Since(begun).Round(time.Second)
-		r.setAwaited(fmt.Sprintf("%s waits for %d running transactions to end that have written to a source's table, for %v now; the oldest is %s: end it if it is forgotten",
-			what, len(running), waited, running[0].Who))
-		if waited >= time.Second && time.Since(said) >= 30*time.Second {
-			said = time.Now()
-			r.Log.Info(what+" waits for running transactions to end", "since", begun, "number", len(running), "oldest", running[0].Who)
-		}
-	}
 }

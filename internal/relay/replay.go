@@ -39,7 +39,7 @@ const (
 // not marked is not handed over before its subscriber has finished, or is owed, everything that committed
 // before the page was read. What is owed then is left out: it is sent by the debt, or by a redrive.
 type replayer struct {
-	relay   *Relay
+	*base
 	store   *replay.Store
 	tables  func() map[string]*outbox.Table
 	tracker *ack.Tracker
@@ -49,10 +49,10 @@ type replayer struct {
 	reading chan struct{}
 }
 
-func (r *Relay) newReplayer(p *parts) *replayer {
+func newReplayer(b *base, p *parts) *replayer {
 	reading := make(chan struct{}, 1)
 	reading <- struct{}{}
-	return &replayer{r, replay.NewStore(r.Pool, r.Slot, nil, nil), p.ledger.tables.BySource, p.tracker, p.lanes, reading}
+	return &replayer{b, replay.NewStore(b.Pool, b.Slot, nil, nil), p.ledger.tables.BySource, p.tracker, p.lanes, reading}
 }
 
 // run looks for replays until ctx ends, and returns when none is under way. What a lane has in hand by then
@@ -83,7 +83,7 @@ func (r *replayer) run(ctx, lanes context.Context) {
 				}
 			}
 			for _, o := range open {
-				number := slices.Index(r.relay.names(), o.Subscriber)
+				number := slices.Index(r.names(), o.Subscriber)
 				if _, busy := active[o.Subscriber]; busy || number < 0 {
 					continue
 				}
@@ -130,7 +130,7 @@ type replayWork struct {
 func (r *replayer) newWork(asked replay.Replay, number int) *replayWork {
 	w := &replayWork{
 		replayer: r, Replay: asked, lane: r.lanes[number], number: number,
-		log: r.relay.Log.With("subscriber", asked.Subscriber, "replay", asked.ID),
+		log: r.Log.With("subscriber", asked.Subscriber, "replay", asked.ID),
 	}
 	w.page = w.lane.ReplayPage()
 	limit := rate.Inf
@@ -255,9 +255,9 @@ func (w *replayWork) send(ctx, lanes context.Context, source string, page replay
 	for i, row := range page.Rows {
 		events[i] = row.Event
 		row.Event.Source = source
-		row.Event.Limit(w.relay.MaxEvent)
+		row.Event.Limit(w.MaxEvent)
 	}
-	owed, err := w.relay.owed.Known(ctx, w.Subscriber, events)
+	owed, err := w.owed.Known(ctx, w.Subscriber, events)
 	if err != nil {
 		return err
 	}
@@ -282,7 +282,7 @@ func (w *replayWork) send(ctx, lanes context.Context, source string, page replay
 		case ev.Invalid != "":
 			reached.Name(ev.ID, ev.Invalid)
 			w.log.Warn("a row of the replay is no valid event and is left out", "source", source, "event", ev.ID, "row", ev.Row, "why", ev.Invalid)
-		case !w.relay.Subscriptions[w.number].wants(source, ev.Type):
+		case !w.Subscriptions[w.number].wants(source, ev.Type):
 			reached.Unwanted++
 		default:
 			// Every row of a page that is marked is behind the stream, whatever its bound.
@@ -304,7 +304,7 @@ func (w *replayWork) send(ctx, lanes context.Context, source string, page replay
 func (w *replayWork) awaitLive(ctx context.Context, end event.LSN) error {
 	for ctx.Err() == nil {
 		// In this order: what is received before the look at what is open is there to be seen.
-		if w.relay.wal.Received() >= end {
+		if w.wal.Received() >= end {
 			if _, oldest := w.tracker.OpenOf(w.number); oldest == nil || oldest.Position.Commit >= end {
 				w.Problem = ""
 				return nil
@@ -374,7 +374,7 @@ func (w *replayWork) saveIfDue(ctx context.Context) error {
 func (w *replayWork) save(ctx context.Context) error {
 	limited, cancel := context.WithTimeout(ctx, statementLimit)
 	defer cancel()
-	if err := w.store.Save(limited, w.relay.fence, &w.Replay); err != nil {
+	if err := w.store.Save(limited, w.fence, &w.Replay); err != nil {
 		return err
 	}
 	w.savedAt = time.Now()

@@ -24,12 +24,6 @@ type routing struct {
 	full    bool // said that there are more types than are remembered; guarded by mu
 }
 
-// UntakenType is a type of events that no subscriber takes.
-type UntakenType struct {
-	Source string `json:"source"`
-	Type   string `json:"type"`
-}
-
 func newRouting(subscriptions []Subscription, log *slog.Logger) *routing {
 	r := &routing{log: log, idle: make(map[string][]string), takes: make(map[string]func(string) bool)}
 	for _, s := range subscriptions {

@@ -40,10 +40,13 @@ type recipient struct {
 	secured event.Position
 }
 
+// rowDebts makes rows of the tables a debt.
+type rowDebts struct{ *base }
+
 // recipients are the subscribers that are meant, of those in the configuration and those that have left it and have
 // not had everything that committed before. A row has no place in the WAL, so that those whose filter has changed
 // want what any of their filters takes.
-func (r *Relay) recipients(s *session, meant func(name string, fromBeginning bool) bool) []recipient {
+func (r *rowDebts) recipients(s *session, meant func(name string, fromBeginning bool) bool) []recipient {
 	var to []recipient
 	inConfig := make(map[string]bool)
 	for _, sub := range r.Subscriptions {
@@ -67,7 +70,7 @@ func (r *Relay) recipients(s *session, meant func(name string, fromBeginning boo
 	return to
 }
 
-// recordRows makes rows of the tables a debt of the subscribers that want them and are meant. They are read
+// record makes rows of the tables a debt of the subscribers that want them and are meant. They are read
 // in a transaction of their own, because they are written while they are read. It returns how many there
 // were.
 //
@@ -80,7 +83,7 @@ func (r *Relay) recipients(s *session, meant func(name string, fromBeginning boo
 //
 // The stream brings some of them as well. They are known by their ids: a lane pays nothing
 // before it has looked up all that was written before the stream began.
-func (r *Relay) recordRows(ctx context.Context, tx pgx.Tx, s *session, o recording) (int64, error) {
+func (r *rowDebts) record(ctx context.Context, tx pgx.Tx, s *session, o recording) (int64, error) {
 	// It writes only now and then, while the other transaction reads. And the next leader waits for its end.
 	if err := postgres.LetIdle(ctx, tx); err != nil {
 		return 0, err
@@ -88,7 +91,7 @@ func (r *Relay) recordRows(ctx context.Context, tx pgx.Tx, s *session, o recordi
 	var rows int64
 	attempt := func(rowByRow bool) error {
 		return pgx.BeginFunc(ctx, tx, func(savepoint pgx.Tx) (err error) {
-			rows, err = r.recordRowsOnce(ctx, savepoint, s, o, rowByRow)
+			rows, err = r.recordOnce(ctx, savepoint, s, o, rowByRow)
 			return err
 		})
 	}
@@ -100,7 +103,7 @@ func (r *Relay) recordRows(ctx context.Context, tx pgx.Tx, s *session, o recordi
 	return rows, err
 }
 
-func (r *Relay) recordRowsOnce(ctx context.Context, tx pgx.Tx, s *session, o recording, rowByRow bool) (int64, error) {
+func (r *rowDebts) recordOnce(ctx context.Context, tx pgx.Tx, s *session, o recording, rowByRow bool) (int64, error) {
 	begun := time.Now()
 	position := o.at
 	debts := &waitingRows{debt: r.owed, tx: tx, epoch: s.epoch, recording: o, owed: make([][]lane.Owed, len(o.to)), moved: make([][]lane.Owed, len(o.to))}

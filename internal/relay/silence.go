@@ -1,11 +1,9 @@
 package relay
 
 import (
-	"fmt"
 	"time"
 
 	"github.com/backendstart/walpost/internal/event"
-	"github.com/backendstart/walpost/internal/wal"
 )
 
 // silenceLimit is how long the server may send nothing and show no sign of work, while its WAL grows.
@@ -38,21 +36,4 @@ func (s silence) next(now time.Time, look senderLook) (silence, time.Duration) {
 		return s, 0
 	}
 	return s, now.Sub(s.since)
-}
-
-// watchSilence tells of a sender that seems to be frozen.
-func (r *Relay) watchSilence(before silence, slot wal.Slot) silence {
-	now := time.Now()
-	look := senderLook{pid: slot.ActivePID, heard: r.wal.Heard(), activity: slot.Activity, end: slot.End}
-	after, silent := before.next(now, look)
-	r.metrics.silent.Set(silent.Seconds())
-	problem := ""
-	if silent > silenceLimit {
-		problem = fmt.Sprintf("the server has sent nothing for %v, although its WAL has grown by %d bytes meanwhile, and its WAL sender (pid %d) shows no sign of work: "+
-			"neither its statistics nor what it waits for has changed. Look at that process on the server's machine; one that is suspended (state T) needs SIGCONT, "+
-			"and one that does not come back a restart of the server",
-			now.Sub(look.heard).Round(time.Second), look.end-after.first.end, look.pid)
-	}
-	r.setProblem(&r.silent, problem)
-	return after
 }

@@ -75,3 +75,9 @@ type Subscriber struct {
 	// Overdue are events whose handler has not returned although its deadline has passed.
 	Overdue []string `json:"overdue,omitempty"`
 }
+
+// UntakenType is a type of events that no subscriber takes.
+type UntakenType struct {
+	Source string `json:"source"`
+	Type   string `json:"type"`
+}

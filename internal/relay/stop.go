@@ -7,7 +7,7 @@ import (
 
 // announceStop says that a stop begins, as soon as ctx ends, and returns the function that says what came of it. From
 // the begin on the relay is Stopping, whatever the drain meets.
-func (r *Relay) announceStop(ctx context.Context) (ended func(err error)) {
+func (v *view) announceStop(ctx context.Context) (ended func(err error)) {
 	var (
 		begun  time.Time
 		before uint64
@@ -16,33 +16,27 @@ func (r *Relay) announceStop(ctx context.Context) (ended func(err error)) {
 	cancel := context.AfterFunc(ctx, func() {
 		defer close(announced)
 		begun = time.Now()
-		r.mu.Lock()
-		r.ending = true
-		r.mu.Unlock()
-		r.setState(Stopping, nil)
-		before = finished(r.Progress())
-		r.Log.Info("stopping: what is in hand is finished", "open", r.openDeliveries(), "drain", r.Drain)
+		v.condition.beginStop()
+		before = finished(v.Progress())
+		v.Log.Info("stopping: what is in hand is finished", "open", v.openDeliveries(), "drain", v.Drain)
 	})
 	return func(err error) {
 		if cancel() {
 			return // it ended by itself, and its error says why
 		}
 		<-announced
-		after := r.Progress()
-		r.Log.Info("stopped", "finished", finished(after)-before, "left_open", r.openDeliveries(),
+		after := v.Progress()
+		v.Log.Info("stopped", "finished", finished(after)-before, "left_open", v.openDeliveries(),
 			"confirmed", after.ConfirmedLSN, "took", time.Since(begun), "clean", err == nil)
 	}
 }
 
 // openDeliveries counts what is neither finished nor owed: the next start sends it.
-func (r *Relay) openDeliveries() int {
-	r.mu.Lock()
-	tracker := r.tracker
-	r.mu.Unlock()
-	if tracker == nil {
-		return 0
+func (v *view) openDeliveries() int {
+	if p := v.current.Load(); p != nil {
+		return p.tracker.OpenDeliveries()
 	}
-	return tracker.OpenDeliveries()
+	return 0
 }
 
 // finished counts the deliveries that have ended since the process started.

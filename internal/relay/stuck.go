@@ -37,44 +37,17 @@ func serverErrorOf(err error, received event.LSN) serverError {
 	return s
 }
 
-// stuckText says what the server cannot send, where, and the way out.
-func (r *Relay) stuckText(s serverError) string {
+// problem says what the server cannot send, where, and the way out.
+func (s serverError) problem(o Options) string {
 	at := s.at
 	if at == 0 {
 		at = s.received
 	}
 	text := fmt.Sprintf("the server cannot send what stands at %v of the WAL: %s (SQLSTATE %s). Nothing behind it comes. The way out is a repair: "+
 		"%s; walpost then makes the slot again and sends every "+
-		"unpublished row from the table, and a row with a value that it needs and cannot read becomes a dead letter", at, s.message, s.code, advice.DropSlot(r.Slot))
-	if len(r.messageSources()) > 0 {
+		"unpublished row from the table, and a row with a value that it needs and cannot read becomes a dead letter", at, s.message, s.code, advice.DropSlot(o.Slot))
+	if len(o.messageSources()) > 0 {
 		text += "; messages have no table, so those in between are lost"
 	}
 	return text
-}
-
-// setStuck makes stuck the state, until the stream has come further.
-func (r *Relay) setStuck(s serverError) {
-	problem := r.stuckText(s)
-	r.mu.Lock()
-	known := r.state == Stuck && r.problem == problem
-	r.state, r.problem, r.stuckAt = Stuck, problem, max(s.at, s.received)
-	r.mu.Unlock()
-	if !known {
-		r.Log.Error("the stream is stuck", "slot", r.Slot, "problem", problem)
-	}
-}
-
-// leaveStuckLocked ends the state when the stream has come further.
-func (r *Relay) leaveStuckLocked() {
-	if r.state == Stuck && r.wal.Received() > r.stuckAt {
-		r.state, r.problem, r.stuckAt = Streaming, "", 0
-	}
-}
-
-// isStuck reports whether the stream came no further than where it was stuck.
-func (r *Relay) isStuck() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.leaveStuckLocked()
-	return r.stuckAt > 0
 }

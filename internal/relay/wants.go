@@ -154,3 +154,21 @@ func (w wants) end(epoch int32) event.Position {
 func nothing(string, string) bool { return false }
 
 func anything(string) bool { return true }
+
+// renamed is what is wanted, with other names of sources.
+func (w wants) renamed(names map[string]string) wants {
+	next := make(wants, len(w))
+	for i, p := range w {
+		next[i] = part{Until: p.Until, Any: make([]event.Filter, len(p.Any))}
+		for j, filter := range p.Any {
+			filter.Sources = append([]string{}, filter.Sources...)
+			for k, source := range filter.Sources {
+				if name := names[source]; name != "" {
+					filter.Sources[k] = name
+				}
+			}
+			next[i].Any[j] = filter
+		}
+	}
+	return next
+}

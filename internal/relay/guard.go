@@ -1,0 +1,134 @@
+package relay
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/internal/store"
+	"github.com/backendstart/walpost/internal/subscriber"
+	"github.com/jackc/pgx/v5"
+)
+
+// debtInHand is how many deliveries of a debt a process can have in hand (lane reads no more at once).
+const debtInHand = 1000
+
+// quarantineLimit is how often a process must have ended with the same event in hand for that to be its
+// doing, and no chance.
+const quarantineLimit = 2
+
+// quarantined is a delivery that was in hand when the process ended.
+type quarantined struct {
+	Subscriber string `json:"subscriber"`
+	Source     string `json:"source"`
+	EventID    string `json:"event_id"`
+	Occurrence string `json:"occurrence"`
+	// Times is how many processes ended with it in hand, as far as is known.
+	Times int `json:"times"`
+}
+
+func (s *quarantined) is(subscriber string, ev *event.Event) bool {
+	return s != nil && s.Times >= quarantineLimit && s.same(subscriber, ev)
+}
+
+func (s *quarantined) same(subscriber string, ev *event.Event) bool {
+	return s != nil && s.Subscriber == subscriber && event.Identity{Source: s.Source, ID: s.EventID, Occurrence: s.Occurrence} == ev.Identity()
+}
+
+// guard lets one event at a time through and writes down which one, so that the event that ends the
+// process is known afterwards.
+type guard struct {
+	pool  *postgres.Pool
+	slot  string
+	found *quarantined  // at the start
+	free  chan struct{} // has a token while no event is in hand
+
+	mu     sync.Mutex
+	handed map[string]*handed // by subscriber; guarded by mu
+}
+
+// handed counts the different events that a subscriber was given.
+type handed struct {
+	live, owed, replayed int
+	owedIDs              map[event.Identity]bool // at most debtInHand
+}
+
+func newGuard(pool *postgres.Pool, slot string, found *quarantined) *guard {
+	g := &guard{pool: pool, slot: slot, found: found, free: make(chan struct{}, 1), handed: make(map[string]*handed)}
+	g.free <- struct{}{}
+	return g
+}
+
+// count notes that a subscriber has come back from an event. An owed event that fails is handed over again and
+// again; it counts once.
+func (g *guard) count(name string, d subscriber.Delivery) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	h := g.handed[name]
+	if h == nil {
+		h = &handed{owedIDs: make(map[event.Identity]bool)}
+		g.handed[name] = h
+	}
+	switch {
+	case d.Replay:
+		h.replayed++
+	case d.Owed && len(h.owedIDs) < debtInHand && !h.owedIDs[d.Identity()]:
+		h.owedIDs[d.Identity()] = true
+		h.owed++
+	case !d.Owed && d.Attempt == 1:
+		h.live++
+	}
+}
+
+func (g *guard) handedTo(name string) handed {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if h := g.handed[name]; h != nil {
+		return *h
+	}
+	return handed{}
+}
+
+// write notes what is in hand; nil is nothing.
+func (g *guard) write(ctx context.Context, s *quarantined) error {
+	var text json.RawMessage
+	if s != nil {
+		var err error
+		if text, err = json.Marshal(s); err != nil {
+			return fmt.Errorf("write down the event in hand: %w", err)
+		}
+	}
+	return postgres.InTx(ctx, g.pool, func(tx pgx.Tx) error { return store.WriteInHand(ctx, tx, g.slot, text) })
+}
+
+// guarded makes a subscriber go through the guard. It takes no batches then.
+type guarded struct {
+	subscriber.Subscriber
+	guard *guard
+}
+
+// Handle writes the event down, hands it over, and writes down that it came back.
+func (c guarded) Handle(ctx context.Context, d subscriber.Delivery) error {
+	select {
+	case <-c.guard.free:
+	case <-ctx.Done():
+		return fmt.Errorf("wait for the event in hand: %w", context.Cause(ctx))
+	}
+	defer func() { c.guard.free <- struct{}{} }()
+	inHand := &quarantined{Subscriber: c.Name(), Source: d.Source, EventID: d.ID, Occurrence: d.Occurrence, Times: 1}
+	if c.guard.found.same(c.Name(), d.Event) {
+		inHand.Times = c.guard.found.Times + 1
+	}
+	if err := c.guard.write(ctx, inHand); err != nil {
+		return err
+	}
+	err := c.Subscriber.Handle(ctx, d)
+	c.guard.count(c.Name(), d)
+	clear, cancel := context.WithTimeout(context.WithoutCancel(ctx), statementLimit)
+	defer cancel()
+	return errors.Join(err, c.guard.write(clear, nil))
+}

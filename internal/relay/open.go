@@ -1,0 +1,319 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/backendstart/walpost/internal/dispatch"
+	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/outbox"
+	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/internal/slot"
+	"github.com/backendstart/walpost/internal/store"
+	"github.com/backendstart/walpost/internal/wal"
+	"github.com/backendstart/walpost/migrations"
+)
+
+// waiting is the longest wait while another session has the slot: it may end at any moment, and then no one
+// delivers.
+const waiting = 2 * time.Second
+
+// steady is how long a stream must have run for the next wait to be a short one again.
+const steady = 10 * time.Second
+
+// opener opens the sessions of the replication connection.
+type opener struct {
+	*base
+	lead    *leadership
+	members *membership
+	renames *renamer
+	repairs *repairer
+}
+
+// openUntilReady opens a session, again and again while Postgres is away or another session holds the
+// slot. It returns nil without an error when ctx ends first.
+func (r *opener) openUntilReady(ctx context.Context, open func(context.Context) (*session, error)) (*session, error) {
+	var said time.Time
+	for failures := 1; ; failures++ {
+		r.lead.awaitLead(ctx)
+		s, err := open(ctx)
+		if err == nil {
+			return s, nil
+		}
+		if ctx.Err() != nil {
+			return nil, nil
+		}
+		if err := final(err); err != nil {
+			return nil, err
+		}
+		wait := reconnect.Wait(failures)
+		state := Reconnecting
+		if errors.Is(err, wal.ErrSlotInUse) {
+			state, wait = Waiting, min(wait, waiting)
+		}
+		if errors.Is(err, errNoLead) {
+			continue
+		}
+		r.condition.setState(state, err)
+		if failures <= 3 || time.Since(said) >= reconnect.Max {
+			said = time.Now()
+			r.Log.Warn("cannot stream, will try again", "state", state, "attempt", failures, "wait", wait, "err", err)
+		}
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return nil, nil
+		}
+	}
+}
+
+// final returns err if it is one that no retry fixes, and nil otherwise. A message that cannot be
+// understood is one: it would come again, and nothing after it may be confirmed.
+func final(err error) error {
+	var setup *wal.SetupError
+	switch {
+	case asChanged(err) != nil:
+		return err
+	case errors.Is(err, errNoLead), errors.Is(err, errChangedMeanwhile):
+		return nil
+	case errors.Is(err, slot.ErrNoTable): // while it is made again under its old name
+		return nil
+	case errors.Is(err, wal.ErrStandby), errors.Is(err, wal.ErrElsewhere): // in a failover
+		return nil
+	case err == nil, errors.Is(err, wal.ErrSlotInUse), errors.Is(err, wal.ErrShutdown), errors.Is(err, wal.ErrConnection):
+		return nil
+	case errors.As(err, &setup), errors.Is(err, migrations.ErrBehind), errors.Is(err, migrations.ErrAhead):
+		return err
+	case postgres.Unavailable(err), postgres.Code(err) != "":
+		return nil
+	}
+	return err
+}
+
+// open prepares everything in the only right order: checks, tables, publication, slot, and makes or repairs
+// what is missing. why is the change after which everything is opened again, nil at the start. (docs/postgres.md §4:
+// what is found, and what is done)
+//
+// Invariant, with a lease and without, however many relays of the slot there are and wherever one of them is
+// killed, frozen or cut off: from lead on, what the relay knows of the slot and of its record in walpost.slots
+// changes by no one's hand but its own, or else whatever it does next fails. Two rules make it so.
+//
+//   - Only the session whose key is recorded in walpost.leader makes, drops and reads the slot, and only its own
+//     commands do so. A key is recorded in place of that of a session that has ended, and with it all that it could
+//     still have done to the slot or confirmed. (claim)
+//   - Only a transaction that holds the term writes the record, the positions or the debt, and the term is raised
+//     only while the own key is recorded. It is held from the transaction's first statement on, so the next leader
+//     waits for its end and reads what it has left: the slot is still as it says, since no one else could touch it.
+//
+// So a relay that lost its session while it recorded the rows may still commit that the slot is ready, and it is; one
+// that comes later finds it fenced. One that was frozen between claim and term does not get the term. A key is never
+// taken from a session that lives, except with a lease: of two relays one builds, however long that takes, and the
+// other waits with wal.ErrSlotInUse. They do not undo each other's work in turn.
+func (r *opener) open(ctx context.Context, why *changed) (_ *session, err error) {
+	s, err := r.find(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			s.conn.Close()
+		}
+	}()
+	if !r.lead.leads() {
+		return nil, errNoLead
+	}
+	if err := r.lead.beginTerm(ctx, s); err != nil {
+		return nil, err
+	}
+	if err := r.renames.carryOver(ctx); err != nil {
+		return nil, err
+	}
+	if err := r.renames.carryOverSources(ctx, s); err != nil {
+		return nil, err
+	}
+	if err := r.members.readSubscribers(ctx, s); err != nil {
+		return nil, err
+	}
+	s.epoch = slot.Epoch(s.record, s.system)
+	if err := r.repairs.prepareSlot(ctx, s, why); err != nil {
+		return nil, err
+	}
+	taking, cancel := context.WithTimeout(ctx, statementLimit)
+	defer cancel()
+	if err := s.conn.Start(taking, r.Slot, r.Publication); err != nil {
+		return nil, err
+	}
+	if !r.lead.leads() { // making a slot can take long
+		return nil, errNoLead
+	}
+	if err := r.fence.Check(taking, r.Pool); err != nil {
+		return nil, err
+	}
+	if s.members == nil {
+		if err := r.members.startPositions(ctx, s); err != nil { // for a subscriber that begins with all rows it takes long
+			return nil, err
+		}
+	}
+	// After the positions were written and flushed: what the flushed end of the WAL is now, the stream reaches, and
+	// everything that a subscriber which has left may still have to get lies below it.
+	s.horizon, err = wal.End(ctx, r.Pool)
+	return s, err
+}
+
+// reopen opens the next session after one that broke. In between the server may have become another one, or
+// the slot another slot, and the rooms hold events of the one that was: then the error is a changed.
+func (r *opener) reopen(ctx context.Context, last *session, confirmed event.LSN) (_ *session, err error) {
+	s, err := r.find(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			s.conn.Close()
+		}
+	}()
+	switch {
+	case s.record == nil || s.record.State != store.SlotReady || s.record.Confirmed < confirmed:
+		return nil, &changed{reason: "the database has gone back: it does not know what was recorded"}
+	case s.slot == nil:
+		return nil, &changed{reason: "the slot is gone"}
+	case s.system != last.system:
+		return nil, &changed{reason: fmt.Sprintf("the connection leads to another server or timeline (%s/%d, now %s/%d)",
+			last.system.ID, last.system.Timeline, s.system.ID, s.system.Timeline)}
+	}
+	if err := r.members.readEnd(ctx, s); err != nil {
+		return nil, err
+	}
+	s.writers = last.writers
+	facts, err := r.repairs.gatherFacts(ctx, s, nil)
+	if err != nil {
+		return nil, err
+	}
+	switch plan, err := slot.Diagnose(facts); {
+	case err != nil:
+		return nil, &changed{reason: err.Error()}
+	case plan.Kind != slot.Stream:
+		return nil, &changed{reason: plan.Reason}
+	}
+	if err := r.recordPublished(ctx, s); err != nil {
+		return nil, err
+	}
+	s.epoch, s.confirmed = s.record.Epoch, s.slot.Confirmed
+	taking, cancel := context.WithTimeout(ctx, statementLimit)
+	defer cancel()
+	if err := s.conn.Start(taking, r.Slot, r.Publication); err != nil {
+		return nil, err
+	}
+	return s, r.fence.Check(taking, r.Pool)
+}
+
+// find connects, claims the slot and finds out what there is. It makes nothing.
+func (r *opener) find(ctx context.Context) (_ *session, err error) {
+	ctx, cancel := context.WithTimeout(ctx, statementLimit)
+	defer cancel()
+	s := &session{}
+	if err := migrations.Check(ctx, r.Pool, migrations.Walpost); err != nil {
+		return nil, err
+	}
+	if s.slot, err = wal.FindSlot(ctx, r.Pool, r.Slot); err != nil {
+		return nil, err
+	}
+	if err := wal.Preflight(ctx, r.Pool, s.slot != nil); err != nil {
+		return nil, err
+	}
+	if s.slot != nil {
+		if err := s.slot.Check(); err != nil {
+			return nil, err
+		}
+		if s.slot.Active && s.slot.Confirmed != 0 {
+			// Nothing is touched that belongs to whoever reads it. After a broken connection that can be
+			// our own last session, until the server notices.
+			if err := r.lead.evict(ctx, s.slot.ActivePID); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if s.conn, err = wal.Connect(ctx, r.ReplicationURL, r.lead.application()); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			s.conn.Close()
+		}
+	}()
+	if err := r.lead.checkPlace(ctx, s.conn); err != nil { // before anything is made that would stay there
+		return nil, err
+	}
+	if err := r.lead.claim(ctx, s); err != nil {
+		return nil, err
+	}
+	if s.slot, err = r.lead.awaitFree(ctx); err != nil { // no relay changes it from here on
+		return nil, err
+	}
+	if s.record, err = store.ReadSlotRecord(ctx, r.Pool, r.Slot); err != nil {
+		return nil, err
+	}
+	if s.tables, err = r.inspect(ctx); err != nil {
+		return nil, err
+	}
+	if s.published, err = slot.ReadPublished(ctx, r.Pool, r.Publication, r.Sources); err != nil {
+		return nil, err
+	}
+	if s.budget = r.WALBudget; s.budget == Auto {
+		if s.budget, err = wal.DefaultBudget(ctx, r.Pool); err != nil {
+			return nil, err
+		}
+	}
+	if s.system, err = s.conn.Identify(ctx); err != nil {
+		return nil, err
+	}
+	r.owed.Use(s.tables)
+	return s, nil
+}
+
+// alive reports whether the server still serves the replication connection with that pid.
+func (r *opener) alive(ctx context.Context, pid uint32) bool {
+	found, err := wal.FindSlot(ctx, r.Pool, r.Slot)
+	return err == nil && found != nil && found.ActivePID == int(pid)
+}
+
+// restartIfReadableAgain is asked why a stream cannot be read. Rows that were written while their table had another name or
+// lacked a column stay unreadable in the WAL, also after a person has fixed the table. Then the stream is of
+// no use up to there, and the table has all that it would bring: the slot is made again. While the table is not
+// as it should be, err stands, for the person.
+func (r *opener) restartIfReadableAgain(ctx context.Context, err error) error {
+	var mismatch *dispatch.MismatchError
+	if !errors.As(err, &mismatch) {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, statementLimit)
+	defer cancel()
+	if tables, inspectErr := r.inspect(ctx); inspectErr != nil || !r.publishes(ctx, tables) {
+		return err
+	}
+	return &changed{unreadable: true, reason: fmt.Sprintf("the stream has rows from when a table was not as it is now (%v)", mismatch)}
+}
+
+// publishes reports whether the publication carries the tables now, with all columns that are needed, and no
+// others: then a new slot brings nothing that cannot be read.
+func (r *opener) publishes(ctx context.Context, tables []*outbox.Table) bool {
+	all, err := wal.PublishedTables(ctx, r.Pool, r.Publication)
+	if err != nil || len(all) != len(tables) {
+		return false
+	}
+	for _, p := range all {
+		fits := false
+		for _, table := range tables {
+			if table.Source.Schema == p.Schema && table.Source.Table == p.Table {
+				_, err := table.Layout(p.Columns)
+				fits = p.Columns == nil || err == nil
+			}
+		}
+		if !fits {
+			return false
+		}
+	}
+	return true
+}
