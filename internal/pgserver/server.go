@@ -43,7 +43,7 @@ type Options struct {
 	// Port is the TCP port on 127.0.0.1; 0 is a free one.
 	Port int
 	// Settings go into postgresql.conf, over our own: wal_level=logical and where to listen. Values are
-	// plain, quoting is done here. "fsync": "off" is a good one for tests.
+	// plain, quoting is done here. "fsync": "off" is a good one for tests. With "ssl": "on" a certificate is made.
 	Settings map[string]string
 	// InitArgs are further arguments of initdb, for example "--wal-segsize=1".
 	InitArgs []string
@@ -207,11 +207,15 @@ func (s *Server) writeSettings(extra map[string]string) error {
 		"unix_socket_directories": "",
 		"wal_level":               "logical",
 	}
-	// sockaddr_un holds a little over 100 bytes; a longer path would keep the server from starting.
-	if len(s.dir) <= 85 {
+	if s.hasSocket() {
 		settings["unix_socket_directories"] = s.dir
 	}
 	maps.Copy(settings, extra)
+	if settings["ssl"] == "on" {
+		if err := s.writeCertificate(); err != nil {
+			return err
+		}
+	}
 	var conf strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(settings)) {
 		value := strings.NewReplacer(`'`, `''`, `\`, `\\`).Replace(settings[name])
@@ -305,14 +309,7 @@ func (s *Server) command(ctx context.Context, name string, args ...string) *exec
 
 // DSN returns the connection string of a database of the server, for the superuser over TCP.
 func (s *Server) DSN(database string) string {
-	u := url.URL{
-		Scheme:   "postgres",
-		User:     url.UserPassword("postgres", s.password),
-		Host:     fmt.Sprintf("127.0.0.1:%d", s.port),
-		Path:     "/" + database,
-		RawQuery: "sslmode=disable",
-	}
-	return u.String()
+	return s.dsn(database, url.Values{"sslmode": {"disable"}}, net.JoinHostPort("127.0.0.1", strconv.Itoa(s.port)))
 }
 
 // Port is the TCP port on 127.0.0.1. It stays the same over restarts.

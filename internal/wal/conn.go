@@ -6,15 +6,19 @@ package wal
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"net"
+	"os"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/jackc/pglogrepl"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
 
 	"github.com/backendstart/walpost/internal/advice"
 	"github.com/backendstart/walpost/internal/event"
@@ -49,11 +53,16 @@ type System struct {
 }
 
 // Conn is a replication connection. It belongs to one goroutine.
+//
+// Commands go through the driver. With Start the driver is out of it: the loop of Stream reads, cuts what came into
+// messages and sends the status by itself, and no goroutine of the driver can touch the connection any more.
 type Conn struct {
-	pg      *pgconn.PgConn
-	dsn     string
-	reads   *coalescedConn // below pg, and below TLS
-	skipped *pgconn.Notice // Postgres 18 went on without the publication
+	pg       *pgconn.PgConn // until Start
+	stream   *pgconn.HijackedConn
+	dsn      string
+	socket   *socket        // below TLS
+	messages *messageReader // above it; the driver reads from it, too
+	skipped  *pgconn.Notice // Postgres 18 went on without the publication
 }
 
 // Connect opens a replication connection, with the session settings of postgres.ReplicationConfig.
@@ -70,16 +79,14 @@ func Connect(ctx context.Context, dsn, application string) (*Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		c.reads = &coalescedConn{Conn: conn}
-		return c.reads, nil
+		return &socket{Conn: conn}, nil
+	}
+	config.BuildFrontend = func(r io.Reader, w io.Writer) *pgproto3.Frontend {
+		c.messages = &messageReader{source: r}
+		return pgproto3.NewFrontend(c.messages, w)
 	}
 	config.RuntimeParams["application_name"] = application
-	config.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) {
-		// "skipped loading publication": its rows are missing from the stream from here on.
-		if n.Code == "55000" && strings.Contains(n.Message, "publication") {
-			c.skipped = n
-		}
-	}
+	config.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) { c.noteNotice(n) }
 	c.pg, err = pgconn.ConnectConfig(ctx, config)
 	if err != nil {
 		err = postgres.ConnectError(err, dsn)
@@ -95,14 +102,37 @@ func Connect(ctx context.Context, dsn, application string) (*Conn, error) {
 		}
 		return nil, err
 	}
+	switch conn := c.pg.Conn().(type) {
+	case *socket:
+		c.socket = conn
+	case *tls.Conn:
+		c.socket = conn.NetConn().(*socket)
+	default:
+		panic(fmt.Sprintf("wal: the driver made a connection of type %T", conn))
+	}
 	return c, nil
+}
+
+// noteNotice looks for the words "skipped loading publication": its rows are missing from the stream from here on.
+func (c *Conn) noteNotice(n *pgconn.Notice) {
+	if n.Code == "55000" && strings.Contains(n.Message, "publication") {
+		c.skipped = n
+	}
 }
 
 // Close ends the connection without waiting for anything.
 func (c *Conn) Close() {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	_ = c.pg.Close(ctx)
+	const patience = time.Second
+	if c.stream == nil {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		_ = c.pg.Close(ctx)
+		return
+	}
+	_ = c.stream.Conn.SetDeadline(time.Now().Add(patience))
+	c.stream.Frontend.Send(&pgproto3.Terminate{})
+	_ = c.stream.Frontend.Flush() // the server notices the end of a connection that is broken, too
+	_ = c.stream.Conn.Close()
 }
 
 // Version is the major version of the server.
@@ -185,8 +215,31 @@ func (c *Conn) Start(ctx context.Context, slot, publication string) error {
 		}
 		return explainSlotError(slot, fmt.Errorf("start replication on slot %q: %w", slot, postgres.Mask(err, c.dsn)))
 	}
-	c.reads.buf = make([]byte, readSize)
+	if c.stream, err = c.pg.Hijack(); err != nil {
+		return fmt.Errorf("start replication on slot %q: %w", slot, err)
+	}
+	c.socket.streaming = c.overTLS()
 	return nil
+}
+
+func (c *Conn) overTLS() bool { return c.stream.Conn != net.Conn(c.socket) }
+
+// receive waits for what the server sends next, with one read from the kernel, and appends it to the messages. It returns
+// how many bytes that were, and whether there was room for no more.
+func (c *Conn) receive() (n int, full bool, err error) {
+	if !c.overTLS() {
+		return c.messages.fill()
+	}
+	if n, full, err = c.socket.fill(); n == 0 {
+		return 0, false, err
+	}
+	for err == nil {
+		_, _, err = c.messages.fill()
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) { // TLS has taken all of it
+		err = nil
+	}
+	return n, full, err
 }
 
 // explainSlotError adds what to do to the errors that a person has to fix.

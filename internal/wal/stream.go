@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
+	"os"
 	"time"
 
 	"github.com/jackc/pglogrepl"
@@ -82,15 +84,15 @@ const (
 // clean end: the last status was sent and the server has answered.
 func (c *Conn) Stream(ctx context.Context, o StreamOptions) error {
 	now := time.Now()
-	s := &stream{StreamOptions: o, conn: c, sent: o.Confirmed, lastStatus: now, lastHeard: now, probed: now, timer: time.NewTimer(0)}
+	s := &stream{StreamOptions: o, conn: c, net: c.stream.Conn, readAt: now, counted: now,
+		sent: o.Confirmed, lastStatus: now, lastHeard: now, probed: now, timer: time.NewTimer(0)}
 	// A read that waits is woken by the end of ctx. What comes after the reading sets deadlines of its
 	// own, so it waits until the waking is over.
 	woken := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(woken)
-		_ = c.pg.Conn().SetReadDeadline(time.Unix(1, 0))
+		_ = s.net.SetReadDeadline(time.Unix(1, 0))
 	})
-	c.reads.at, c.reads.beforeRead = now, s.handOver
 	s.Metrics.heard(now)
 	err := s.read(ctx)
 	s.handOver()
@@ -114,61 +116,78 @@ func (c *Conn) Stream(ctx context.Context, o StreamOptions) error {
 type stream struct {
 	StreamOptions
 	conn *Conn
+	net  net.Conn // of conn
+
+	readAt  time.Time // when the last read has ended, or waitForRoom; for this loop it is what time it is
+	behind  bool      // the rows that come are of transactions that are old
+	busy    bool      // messages come one upon the other
+	count   int       // of messages since counted
+	counted time.Time
 
 	sent             event.LSN // last position told
 	lastStatus       time.Time // when it was told
 	lastHeard        time.Time // when a message last arrived
 	probed           time.Time // when the server was last asked by SQL, or heard
 	deadline         time.Time // of the socket
-	looked           time.Time // the read after which it was last looked what is due
 	timer            *time.Timer
 	asked            bool      // the server wants a status
 	lastReplyRequest time.Time // when the server last asked
 	replyRequests    int       // requests for a status that came right after one
 }
 
-// read is the loop of the relay's life: take a message when there is room, tell the status when it is
-// due. It returns nil when ctx has ended.
+// read is the loop of the relay's life: read what is there, take its messages as long as there is room, hand over what
+// they brought, tell the status when it is due. It returns nil when ctx has ended.
 func (s *stream) read(ctx context.Context) error {
 	for {
+		if err := s.takeMessages(ctx); err != nil {
+			return err
+		}
+		s.handOver()
 		if ctx.Err() != nil {
 			return nil
 		}
-		// A clock that is read for each message costs more than the message. What is read at once is
-		// handled within milliseconds.
-		now := s.conn.reads.at
-		// So does the rest. What is due changes only by what is read and by a wait: it is looked up after
-		// each wait, and when everything that was read has been taken.
-		look := now != s.looked || s.conn.reads.empty()
-		if look {
-			s.looked = now
-			if err := s.sendStatusIfDue(now); err != nil {
-				return err
-			}
+		if err := s.sendStatusIfDue(s.readAt); err != nil {
+			return err
 		}
-		if !s.Receiver.HasRoom() {
-			s.handOver()
-			s.waitForRoom(ctx)
-			continue
+		if err := s.askIfSilent(ctx, s.readAt); err != nil {
+			return err
 		}
-		if look {
-			if err := s.askIfSilent(ctx, now); err != nil {
-				return err
-			}
-			s.setDeadline(now)
-			if ctx.Err() != nil { // it may have ended just before the deadline was set
-				return nil
-			}
+		s.setDeadline(s.readAt)
+		if ctx.Err() != nil { // it may have ended just before the deadline was set
+			return nil
 		}
-		message, err := s.conn.pg.ReceiveMessage(context.Background())
-		if err != nil {
-			if pgconn.Timeout(err) {
-				s.deadline = time.Time{}
-				continue
-			}
+		s.gather()
+		_, _, err := s.conn.receive()
+		s.readAt = time.Now()
+		s.judgeTraffic()
+		switch {
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			s.deadline = time.Time{}
+		case err != nil:
 			return fmt.Errorf("%w: %w", ErrConnection, err)
 		}
-		if err := s.handleMessage(message); err != nil {
+	}
+}
+
+// takeMessages handles every whole message that was read. While there is no room for one it reads nothing and keeps the
+// connection alive.
+func (s *stream) takeMessages(ctx context.Context) error {
+	for {
+		for !s.Receiver.HasRoom() {
+			s.handOver()
+			s.waitForRoom(ctx)
+			if ctx.Err() != nil {
+				return nil
+			}
+			if err := s.sendStatusIfDue(s.readAt); err != nil {
+				return err
+			}
+		}
+		m, ok, err := s.conn.messages.next()
+		if err != nil || !ok {
+			return err
+		}
+		if err := s.handleMessage(m); err != nil {
 			return err
 		}
 	}
@@ -180,26 +199,45 @@ func (s *stream) handOver() {
 	s.Metrics.handedOver()
 }
 
-// handleMessage handles one message of the server.
-func (s *stream) handleMessage(message pgproto3.BackendMessage) error {
-	switch m := message.(type) {
-	case *pgproto3.CopyData:
-		now := s.conn.reads.at
-		if now != s.lastHeard {
-			s.lastHeard, s.probed = now, now
-			s.Metrics.heard(now)
+// handleMessage handles one message of the server. (PostgreSQL manual, "Message Formats")
+func (s *stream) handleMessage(m message) error {
+	switch m.kind {
+	case 'd': // CopyData
+		if s.readAt != s.lastHeard {
+			s.lastHeard, s.probed = s.readAt, s.readAt
+			s.Metrics.heard(s.readAt)
 		}
-		s.conn.reads.count++
-		return s.takeCopyData(m.Data, now)
-	case *pgproto3.ErrorResponse:
-		return fmt.Errorf("stream: %w", explainSlotError(s.Slot, pgconn.ErrorResponseToPgError(m)))
-	case *pgproto3.NoticeResponse, *pgproto3.ParameterStatus:
+		s.count++
+		return s.takeCopyData(m.body, s.readAt)
+	case 'E':
+		err := serverError(m.body)
+		if refused := (*pgconn.PgError)(nil); errors.As(err, &refused) && refused.SeverityUnlocalized == "FATAL" {
+			return fmt.Errorf("%w: %w", ErrConnection, err) // the session ends, and not for what we asked
+		}
+		return fmt.Errorf("stream: %w", explainSlotError(s.Slot, err))
+	case 'N':
+		var notice pgproto3.NoticeResponse
+		if err := notice.Decode(m.body); err != nil {
+			return fmt.Errorf("notice: %w", err)
+		}
+		s.conn.noteNotice((*pgconn.Notice)(pgconn.ErrorResponseToPgError((*pgproto3.ErrorResponse)(&notice))))
 		return s.checkSkipped()
-	case *pgproto3.CopyDone, *pgproto3.CommandComplete, *pgproto3.ReadyForQuery:
+	case 'S': // ParameterStatus
+		return s.checkSkipped()
+	case 'c', 'C', 'Z': // CopyDone, CommandComplete, ReadyForQuery
 		return fmt.Errorf("%w: the server ended the stream", ErrConnection)
 	default:
-		return fmt.Errorf("unexpected message %T in the stream", message)
+		return fmt.Errorf("unexpected message %q in the stream", m.kind)
 	}
+}
+
+// serverError is what an ErrorResponse says.
+func serverError(body []byte) error {
+	var response pgproto3.ErrorResponse
+	if err := response.Decode(body); err != nil {
+		return fmt.Errorf("error message: %w", err)
+	}
+	return pgconn.ErrorResponseToPgError(&response)
 }
 
 // checkSkipped stops before anything more is confirmed when Postgres 18 only warns that it goes on
@@ -231,7 +269,7 @@ func (s *stream) takeCopyData(data []byte, now time.Time) error {
 		if len(data) > header+beginCommitTime+8 && data[header] == 'B' {
 			committed := binary.BigEndian.Uint64(data[header+beginCommitTime:])
 			sent := binary.BigEndian.Uint64(data[header-8:])
-			s.conn.reads.behind = time.Duration(sent-committed)*time.Microsecond > behind
+			s.behind = time.Duration(sent-committed)*time.Microsecond > behind
 		}
 		return s.Receiver.Receive(data[header:])
 	case pglogrepl.PrimaryKeepaliveMessageByteID:
@@ -278,27 +316,36 @@ func (s *stream) sendStatusIfDue(now time.Time) error {
 	return nil
 }
 
-// sendStatus sends the status now. All three positions are set: pglogrepl fills a zero flush or apply
-// position from the write position, which would confirm events that no one has handled.
+// sendStatus sends the status now. All three positions are the same: they say what was handled, and nothing less can be
+// told of events. (PostgreSQL manual, "Streaming Replication Protocol", Standby status update)
 func (s *stream) sendStatus(now time.Time, wantReply bool) error {
 	s.sent = max(s.sent, s.Confirmer.Confirmed())
-	position := pglogrepl.LSN(s.sent)
 	// By a clock that is read now: after a pause of the process the last read may be long ago.
-	_ = s.conn.pg.Conn().SetWriteDeadline(time.Now().Add(statusInterval))
-	err := pglogrepl.SendStandbyStatusUpdate(context.Background(), s.conn.pg, pglogrepl.StandbyStatusUpdate{
-		WALWritePosition: position,
-		WALFlushPosition: position,
-		WALApplyPosition: position,
-		ClientTime:       now,
-		ReplyRequested:   wantReply,
-	})
-	if err != nil {
+	_ = s.net.SetWriteDeadline(time.Now().Add(statusInterval))
+	s.conn.stream.Frontend.Send(&pgproto3.CopyData{Data: appendStatus(nil, s.sent, now, wantReply)})
+	if err := s.conn.stream.Frontend.Flush(); err != nil {
 		return fmt.Errorf("%w: send status: %w", ErrConnection, err)
 	}
 	s.lastStatus, s.asked = now, false
 	s.Metrics.confirmed(s.sent)
 	return nil
 }
+
+// appendStatus appends a standby status update: letter, position written, flushed and applied, clock, reply requested.
+func appendStatus(to []byte, position event.LSN, now time.Time, wantReply bool) []byte {
+	to = append(to, pglogrepl.StandbyStatusUpdateByteID)
+	for range 3 {
+		to = binary.BigEndian.AppendUint64(to, uint64(position))
+	}
+	to = binary.BigEndian.AppendUint64(to, uint64(now.Sub(postgresEpoch).Microseconds()))
+	if wantReply {
+		return append(to, 1)
+	}
+	return append(to, 0)
+}
+
+// postgresEpoch is where the server's clocks begin.
+var postgresEpoch = time.Date(2000, time.January, 1, 0, 0, 0, 0, time.UTC)
 
 // nextStatus is when sendStatusIfDue may next have something to do.
 func (s *stream) nextStatus() time.Time {
@@ -329,7 +376,7 @@ func (s *stream) setDeadline(now time.Time) {
 		return
 	}
 	s.deadline = next
-	_ = s.conn.pg.Conn().SetReadDeadline(next)
+	_ = s.net.SetReadDeadline(next)
 }
 
 // waitForRoom waits, without reading, for the window, the next status or the end.
@@ -342,8 +389,8 @@ func (s *stream) waitForRoom(ctx context.Context) {
 	}
 	s.timer.Stop()
 	// What the server sent meanwhile waits in the socket: that is no silence.
-	s.conn.reads.at = time.Now()
-	s.probed = s.conn.reads.at
+	s.readAt = time.Now()
+	s.probed = s.readAt
 	s.Metrics.heard(s.probed)
 }
 
@@ -354,7 +401,7 @@ func (s *stream) askIfSilent(ctx context.Context, now time.Time) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, statusInterval)
 	defer cancel()
-	if !s.Alive(ctx, s.conn.pg.PID()) {
+	if !s.Alive(ctx, s.conn.stream.PID) {
 		return fmt.Errorf("%w: nothing heard for %v and the server does not serve this connection any more", ErrConnection, now.Sub(s.lastHeard))
 	}
 	// Why, only the server knows: it may decode a large transaction, or be suspended. What it shows of itself is
@@ -366,7 +413,7 @@ func (s *stream) askIfSilent(ctx context.Context, now time.Time) error {
 
 // drain keeps the connection alive until nothing will be confirmed any more, then leaves.
 func (s *stream) drain() error {
-	_ = s.conn.pg.Conn().SetReadDeadline(time.Time{})
+	_ = s.net.SetReadDeadline(time.Time{})
 	for {
 		timer := time.NewTimer(time.Until(s.nextLook(time.Now())))
 		select {
@@ -391,31 +438,32 @@ func (s *stream) leave() error {
 	if err := s.sendStatus(now, false); err != nil {
 		return err
 	}
-	_ = s.conn.pg.Conn().SetDeadline(now.Add(statusInterval))
+	_ = s.net.SetDeadline(now.Add(statusInterval))
 	answered := make(chan struct{})
 	defer close(answered)
 	go func() {
 		select {
 		case <-s.OutOfTime:
-			_ = s.conn.pg.Conn().SetDeadline(time.Now().Add(lastAnswer))
+			_ = s.net.SetDeadline(time.Now().Add(lastAnswer))
 		case <-answered:
 		}
 	}()
-	frontend := s.conn.pg.Frontend()
-	frontend.Send(&pgproto3.CopyDone{})
-	if err := frontend.Flush(); err != nil {
+	s.conn.stream.Frontend.Send(&pgproto3.CopyDone{})
+	if err := s.conn.stream.Frontend.Flush(); err != nil {
 		return fmt.Errorf("%w: end copy: %w", ErrConnection, err)
 	}
 	for {
-		message, err := frontend.Receive()
-		if err != nil {
-			return fmt.Errorf("%w: wait for the end of the copy: %w", ErrConnection, err)
+		m, ok, err := s.conn.messages.next()
+		if err == nil && !ok {
+			_, _, err = s.conn.receive()
 		}
-		switch m := message.(type) {
-		case *pgproto3.ReadyForQuery:
+		switch {
+		case err != nil:
+			return fmt.Errorf("%w: wait for the end of the copy: %w", ErrConnection, err)
+		case m.kind == 'Z': // ReadyForQuery
 			return nil
-		case *pgproto3.ErrorResponse:
-			return fmt.Errorf("wait for the end of the copy: %w", pgconn.ErrorResponseToPgError(m))
+		case m.kind == 'E':
+			return fmt.Errorf("wait for the end of the copy: %w", serverError(m.body))
 		}
 	}
 }

@@ -3,16 +3,22 @@ package wal_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"log/slog"
+	"math"
+	"net"
 	"net/url"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/pgserver"
 	"github.com/backendstart/walpost/internal/testdb"
 	"github.com/backendstart/walpost/internal/wal"
 )
@@ -23,6 +29,7 @@ type receiver struct {
 	room     chan struct{}
 	messages atomic.Int64
 	inserts  atomic.Int64
+	largest  atomic.Int64 // bytes of a message
 	walEnd   atomic.Uint64
 }
 
@@ -30,6 +37,7 @@ func newReceiver() *receiver { return &receiver{room: make(chan struct{}, 1)} }
 
 func (r *receiver) Receive(message []byte) error {
 	r.messages.Add(1)
+	r.largest.Store(max(r.largest.Load(), int64(len(message))))
 	if message[0] == 'I' {
 		r.inserts.Add(1)
 	}
@@ -66,13 +74,18 @@ type reading struct {
 	ended   chan error
 }
 
-// read makes publication and slot and streams.
+// read makes publication and slot and streams over a connection of its own.
 func read(t *testing.T, db *testdb.DB, full bool) *reading {
+	t.Helper()
+	return readOver(t, db, connect(t, db), full)
+}
+
+// readOver makes publication and slot and streams.
+func readOver(t *testing.T, db *testdb.DB, conn *wal.Conn, full bool) *reading {
 	t.Helper()
 	if err := wal.MakePublication(t.Context(), db.Pinned, "walpost", []pgx.Identifier{{"public", "outbox"}}); err != nil {
 		t.Fatal(err)
 	}
-	conn := connect(t, db)
 	created, err := conn.CreateSlot(t.Context(), db.Name)
 	if err != nil {
 		t.Fatal(err)
@@ -172,6 +185,143 @@ func TestStream_saysThatItHasHandedOverOnlyThen(t *testing.T) {
 		return err == nil && r.inserts.Load() == rows && o.Metrics.HandedOver() >= want
 	})
 	r.end(t)
+}
+
+// transports are the ways to a server.
+func transports(server *pgserver.Server, database string) map[string]string {
+	return map[string]string{"TCP": server.DSN(database), "TLS": server.TLSDSN(database), "Unix socket": server.SocketDSN(database)}
+}
+
+// Over any connection all of a stream comes, whatever the size of its messages, and the end is a clean one.
+func TestStream_readsOverAnyConnection(t *testing.T) {
+	t.Parallel()
+	server := testdb.NewServer(t, map[string]string{"ssl": "on"})
+	for transport := range transports(server, "") {
+		t.Run(transport, func(t *testing.T) {
+			t.Parallel()
+			db := testdb.On(t, server)
+			conn, err := wal.Connect(t.Context(), transports(server, db.Name)[transport], "walpost/test")
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(conn.Close)
+			r := readOver(t, db, conn, false)
+			const rows, large = 20_000, 6 << 20
+			db.Exec(`INSERT INTO outbox (event_id, event_type, payload) SELECT n, 'any', '{}' FROM generate_series(1, $1::int) n`, rows)
+			db.Exec(`INSERT INTO outbox (event_id, event_type, payload) VALUES ('large', 'any', to_jsonb(repeat('x', $1::int)))`, large)
+			db.Exec(`INSERT INTO outbox (event_id, event_type, payload) SELECT 'b' || n, 'any', to_jsonb(repeat('x', n * 700)) FROM generate_series(1, 300) n`)
+			insert(db, "last")
+			eventually(t, "all rows", func() bool { return r.inserts.Load() == rows+1+300+1 })
+			if got := r.largest.Load(); got < large {
+				t.Errorf("the largest message has %d bytes, want %d at least", got, large)
+			}
+			end, err := event.ParseLSN(db.Text(`SELECT pg_current_wal_flush_lsn()::text`))
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.lsn.Store(uint64(end))
+			r.end(t)
+			if got := find(t, db, db.Name).Confirmed; got != end {
+				t.Errorf("the slot stands at %v when the stream has ended, want %v", got, end)
+			}
+		})
+	}
+}
+
+// owned is a receiver that belongs to the goroutine of Stream: the race detector, and the flag, tell if another calls it.
+type owned struct {
+	*receiver
+	t      *testing.T
+	inside atomic.Bool // Stream has begun and not returned
+	calls  int
+}
+
+func (o *owned) called() {
+	o.calls++
+	if !o.inside.Load() {
+		o.t.Error("the receiver is called although Stream has returned")
+	}
+}
+
+func (o *owned) Receive(message []byte) error {
+	o.called()
+	return o.receiver.Receive(message)
+}
+
+func (o *owned) HandOver() { o.called() }
+
+// cutting returns the DSN of a way to a database on which the first connection breaks off after so many bytes from the
+// server.
+func cutting(t *testing.T, db *testdb.DB, after int64) string {
+	t.Helper()
+	config, err := pgconn.ParseConfig(db.DSN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	network, address := pgconn.NetworkAddress(config.Host, config.Port)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { listener.Close() })
+	go func() {
+		for limit := after; ; limit = math.MaxInt64 {
+			client, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			server, err := net.Dial(network, address)
+			if err != nil {
+				client.Close()
+				return
+			}
+			go func() { _, _ = io.Copy(server, client) }()
+			go func() {
+				_, _ = io.CopyN(client, server, limit)
+				client.Close()
+				server.Close()
+			}()
+		}
+	}()
+	return fmt.Sprintf("host=127.0.0.1 port=%d user=%s password=%s dbname=%s sslmode=disable",
+		listener.Addr().(*net.TCPAddr).Port, config.User, config.Password, config.Database)
+}
+
+// S-109: a connection that breaks while much is under way hands nothing over next to the stream of the next one.
+func TestStream_aBrokenConnectionHandsNothingOver(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	if err := wal.MakePublication(t.Context(), db.Pinned, "walpost", []pgx.Identifier{{"public", "outbox"}}); err != nil {
+		t.Fatal(err)
+	}
+	conn := connect(t, db)
+	created, err := conn.CreateSlot(t.Context(), db.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	db.Exec(`INSERT INTO outbox (event_id, event_type, payload) SELECT n, 'any', '{}' FROM generate_series(1, 20000) n`)
+	for round := range 10 {
+		one := &owned{receiver: newReceiver(), t: t}
+		r := &reading{one.receiver, &confirmer{}, created.ConsistentPoint, func() {}, nil, nil}
+		o := r.options(t, db)
+		o.Receiver = one
+		conn, err := wal.Connect(t.Context(), cutting(t, db, int64(100_000+round)), "walpost/test")
+		if err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the slot is free", func() bool { return !find(t, db, db.Name).Active })
+		if err := conn.Start(t.Context(), o.Slot, o.Publication); err != nil {
+			t.Fatal(err)
+		}
+		one.inside.Store(true)
+		err = conn.Stream(t.Context(), o)
+		one.inside.Store(false)
+		one.calls++ // no lock: no one else may call it
+		if !errors.Is(err, wal.ErrConnection) || one.inserts.Load() == 0 {
+			t.Errorf("after %d rows: got %v, want rows and ErrConnection", one.inserts.Load(), err)
+		}
+		conn.Close()
+	}
 }
 
 // positions are those of the last status: write, flush and apply.
