@@ -69,7 +69,7 @@ func (d *debtReader) expectLocked(debt Debt) {
 	if passed >= debt.Bound {
 		return
 	}
-	s.lookUp = true
+	s.lookUp, d.marksOnly = true, false
 	d.lookUpTo = max(d.lookUpTo, debt.Bound)
 	if debt.More {
 		s.unread = true

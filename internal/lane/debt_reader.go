@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/backendstart/walpost/internal/ack"
@@ -52,6 +53,7 @@ type debtReader struct {
 
 	openUnknown bool                 // what is open may have been added to the debt: it is to be looked up
 	lookUpTo    event.LSN            // what the stream brings is looked up until it has passed this
+	marksOnly   bool                 // nothing of it can be recorded as owed, but its row may be marked
 	unreadTo    map[string]event.LSN // keys that are not read before the stream has passed a position
 
 	passes      int
@@ -78,9 +80,12 @@ func (d *debtReader) loadDebt(ctx context.Context) error {
 		if err == nil {
 			l.mu.Lock()
 			d.adoptLocked(debt)
-			d.lookUpTo = max(l.stream.Horizon, debt.Bound)
-			if !debt.Beyond {
-				d.passedLocked(d.lookUpTo) // nothing that comes can be recorded already
+			d.lookUpTo, d.marksOnly = max(l.stream.Horizon, debt.Bound), !debt.Beyond
+			if d.marksOnly {
+				d.lookUpTo, l.scope.unread = l.stream.Recorded, false
+				if len(d.belowRecord(l.scope.unchecked)) == 0 {
+					d.passedLocked(l.stream.Passed())
+				}
 			}
 			l.mu.Unlock()
 			err = d.refresh(ctx)
@@ -206,11 +211,16 @@ func (d *debtReader) lookUpUnchecked(ctx context.Context) error {
 	if !lookUp {
 		return nil
 	}
-	known, err := d.lookUp(ctx, unchecked)
-	if err != nil {
-		return err
+	known, finished := make(map[*item]Recorded), unchecked
+	if d.marksOnly {
+		finished = d.belowRecord(unchecked)
+	} else {
+		var err error
+		if known, err = d.lookUp(ctx, unchecked); err != nil {
+			return err
+		}
 	}
-	if err := d.addMarked(ctx, unchecked, known); err != nil {
+	if err := d.addMarked(ctx, finished, known); err != nil {
 		return err
 	}
 	l.mu.Lock()
@@ -218,6 +228,16 @@ func (d *debtReader) lookUpUnchecked(ctx context.Context) error {
 	l.admitLocked(len(unchecked), known)
 	d.passedLocked(passed)
 	return nil
+}
+
+// belowRecord are those of the items, which are in the order of the stream, that the leader before had recorded: a mark
+// of their rows is its own, and not that of another program.
+func (d *debtReader) belowRecord(items []*item) []*item {
+	n := slices.IndexFunc(items, func(it *item) bool { return it.ev.Position.Commit >= d.l.stream.Recorded })
+	if n < 0 {
+		return items
+	}
+	return items[:n]
 }
 
 // recordHeld makes what is held owed, when it must leave the window. Keys that have nearly caught up hold

@@ -86,6 +86,9 @@ type Stream struct {
 	// Horizon is the end of the WAL when this process took the lead: what committed below it may have been
 	// recorded or delivered by an earlier process.
 	Horizon event.LSN
+	// Recorded is what the leader before had recorded as confirmed: what committed below it was finished by all, or owed.
+	// The server, and the position of the subscriber, know of it later. 0 is nothing.
+	Recorded event.LSN
 	// Refuse returns why an event is to become a dead letter without being handed over, or nil.
 	Refuse func(ev *event.Event) error
 	// Secured is the position from which the stream goes on for this subscriber.

@@ -54,6 +54,7 @@ func (r *builder) build(s *session, safeMode bool, found *quarantined, stop cont
 			MayBegin: r.lead.leads,
 			Passed:   r.wal.HandedOver, // received alone may still be gathered
 			Horizon:  s.horizon,
+			Recorded: s.recorded,
 			Crowds:   func() bool { return tracker.Crowds(i) },
 			Pressed:  func() bool { return tracker.Pressed(i) },
 			Secured:  s.members[i].after,
@@ -85,7 +86,7 @@ func (r *builder) build(s *session, safeMode bool, found *quarantined, stop cont
 	p.recorder = &recorder{
 		ledger: p.ledger, tracker: tracker, log: r.Log, metrics: r.metrics, stop: stop,
 		names: r.names(), budget: s.budget, received: r.wal.Received, recorded: s.confirmed,
-		epoch: s.epoch,
+		epoch: s.epoch, horizon: s.horizon,
 	}
 	return p
 }

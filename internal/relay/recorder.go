@@ -19,6 +19,11 @@ import (
 const (
 	// gather is how long finished events are collected for one transaction.
 	gather = 50 * time.Millisecond
+	// A leader that is young records more often: what it delivers fast, of what has gathered before it led, would come
+	// again from the next one, and a leader that has just begun is the likeliest to end soon. It is young for youngFor,
+	// and as long as it has not caught up.
+	youngFor    = 10 * time.Second
+	youngGather = 10 * time.Millisecond
 	// quietBytes is how much WAL without events passes before a position is worth a write of its own: an
 	// idle relay writes nothing.
 	quietBytes = 16 << 20
@@ -52,6 +57,9 @@ type recorder struct {
 	budget   int64            // bytes of WAL that debt may hold
 	received func() event.LSN // end of the WAL, as far as it is known
 
+	horizon event.LSN // end of the WAL when this leader began: below it lies what has gathered before
+
+	begun       time.Time // owned by run
 	recorded    event.LSN // owned by run
 	recordedAt  time.Time // owned by run
 	positionsAt time.Time // when positions were last written; owned by run
@@ -111,18 +119,19 @@ func (r *recorder) run(ctx, hard context.Context) {
 		cancel()
 	})
 	defer stop()
-	r.recordedAt = time.Now()
+	r.begun = time.Now()
+	r.recordedAt = r.begun
 	quiet := time.NewTicker(quietInterval)
 	defer quiet.Stop()
 	for {
 		var due <-chan time.Time
 		if r.dirty {
-			due = time.After(positionsInterval)
+			due = time.After(r.positionsEvery())
 		}
 		marks := time.NewTimer(time.Until(r.markAt))
 		select {
 		case <-r.tracker.Moved():
-			pause(ctx, gather)
+			pause(ctx, r.gathers())
 			r.record(writing, false)
 		case <-due:
 			r.record(writing, false)
@@ -139,6 +148,25 @@ func (r *recorder) run(ctx, hard context.Context) {
 			r.markOnce(writing)
 		}
 	}
+}
+
+// young reports whether what is delivered is still to be recorded more often.
+func (r *recorder) young() bool {
+	return time.Since(r.begun) < youngFor || r.tracker.Passed() < r.horizon
+}
+
+func (r *recorder) gathers() time.Duration {
+	if r.young() {
+		return youngGather
+	}
+	return gather
+}
+
+func (r *recorder) positionsEvery() time.Duration {
+	if r.young() {
+		return youngGather
+	}
+	return positionsInterval
 }
 
 // markOnce looks at one batch of the rows that are still to be marked. It is the only place, beside record, from
@@ -235,14 +263,14 @@ func (r *recorder) record(ctx context.Context, last bool) {
 	case last, len(settled.Entries) > 0:
 	case confirm > r.recorded && r.dirty, confirm >= r.recorded+quietBytes:
 	case confirm > r.recorded+ownBytes && time.Since(r.recordedAt) >= quietInterval:
-	case r.dirty && time.Since(r.positionsAt) >= positionsInterval: // one subscriber holds the others' back
+	case r.dirty && time.Since(r.positionsAt) >= r.positionsEvery(): // one subscriber holds the others' back
 	default:
 		return
 	}
 	backoff := lane.Backoff{Initial: gather, Max: 5 * time.Second}
 	for failures := 1; ; failures++ {
 		var at *positions
-		if last || time.Since(r.positionsAt) >= positionsInterval {
+		if last || time.Since(r.positionsAt) >= r.positionsEvery() {
 			at = positionsOf(r.tracker, r.names)
 		}
 		elsewhere, err := r.ledger.write(ctx, settled.Entries, confirm, at)

@@ -20,13 +20,17 @@ import (
 // written is a ledger that remembers what was recorded as confirmed.
 type written struct {
 	mu        sync.Mutex
-	confirmed []event.LSN // guarded by mu
+	confirmed []event.LSN      // guarded by mu
+	secured   []event.Position // of the last subscriber, whenever the positions were written; guarded by mu
 }
 
-func (w *written) write(_ context.Context, _ []*ack.Entry, confirm event.LSN, _ *positions) (int, error) {
+func (w *written) write(_ context.Context, _ []*ack.Entry, confirm event.LSN, at *positions) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.confirmed = append(w.confirmed, confirm)
+	if at != nil {
+		w.secured = append(w.secured, at.secured[len(at.secured)-1])
+	}
 	return 0, nil
 }
 
@@ -83,6 +87,61 @@ func TestRecorder_confirmsAQuietOutboxAfterAMinute(t *testing.T) {
 		synctest.Wait()
 		if got := ledger.positions(); len(got) != 1 {
 			t.Errorf("an idle hour later it has recorded %v, want no more", got)
+		}
+		stop()
+		<-ended
+	})
+}
+
+// S-130: while one subscriber holds the confirmed position back, the positions of the others are all that a next leader
+// knows. A young leader writes them at once, one that has led for a while every second.
+func TestRecorder_writesPositionsMoreOftenWhileItIsYoung(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const start = event.LSN(1 << 30)
+		tracker := ack.New(ack.Window{Events: 10_000, Bytes: 1 << 20}, 2, start)
+		tracker.Owes(0, nil, nil)
+		tracker.Owes(1, nil, nil)
+		ledger := &written{}
+		r := &recorder{
+			ledger: ledger, tracker: tracker, log: slog.New(slog.DiscardHandler), metrics: newMetrics(prometheus.NewRegistry()),
+			names: []string{"stands", "moves"}, budget: Unlimited, received: func() event.LSN { return start }, recorded: start, horizon: start + 8*1000,
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			r.run(ctx, context.Background())
+		}()
+		lsn := start
+		// deliver has the second subscriber finish an event every 20 ms, and returns by how many events its recorded
+		// position is behind at most.
+		deliver := func(n int) (behind int) {
+			for range n {
+				lsn += 8
+				tracker.Begin(lsn)
+				entry := tracker.Add(&event.Event{Position: event.Position{Epoch: 1, Commit: lsn}}, []int{0, 1}, false)
+				tracker.Commit(lsn + 4)
+				tracker.Finish(ack.End{Delivery: &entry.Deliveries()[1]})
+				time.Sleep(20 * time.Millisecond)
+				synctest.Wait()
+				ledger.mu.Lock()
+				recorded := start
+				if len(ledger.secured) > 0 {
+					recorded = ledger.secured[len(ledger.secured)-1].Commit
+				}
+				ledger.mu.Unlock()
+				behind = max(behind, int(lsn-recorded)/8)
+			}
+			return behind
+		}
+		if got := deliver(900); got > 1 {
+			t.Errorf("before it has caught up, %d events are delivered and not recorded", got)
+		}
+		if deliver(200); lsn < r.horizon {
+			t.Fatal("it has not caught up")
+		}
+		if got := deliver(200); got < 10 || got > 60 {
+			t.Errorf("after that, %d events are delivered and not recorded, want those of a second", got)
 		}
 		stop()
 		<-ended

@@ -48,7 +48,7 @@ func (r *repairer) prepareSlot(ctx context.Context, s *session, why *changed) er
 	var rows int64
 	switch plan.Kind {
 	case slot.Stream:
-		s.confirmed = s.slot.Confirmed
+		s.confirmed, s.recorded = s.slot.Confirmed, s.record.Confirmed
 		return r.recordPublished(ctx, s)
 	case slot.Keep:
 		rows, err = r.keepSlot(ctx, s, plan)

@@ -22,6 +22,7 @@ type session struct {
 	system      wal.System
 	epoch       int32
 	confirmed   event.LSN         // where the slot stands
+	recorded    event.LSN         // what the leader before has recorded as confirmed, 0 unless the slot is as it left it
 	fingerprint store.Fingerprint // what is recorded of what is published
 	writers     []slot.Writer     // a second pass over the tables waits for their end
 	begun       time.Time         // when it was found out what to do about the slot
