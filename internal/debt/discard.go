@@ -58,16 +58,18 @@ func (s *Store) choose(ctx context.Context, tx pgx.Tx, where string, args []any,
 // Clean removes the paid deliveries of all subscribers that the slot's recorded position has passed, so that the
 // stream never brings them again. Those whose rows are still to be marked stay. It returns how many it removed.
 func (s *Store) Clean(ctx context.Context) (int, error) {
+	from := "" // the subscriber to go on with: of those before it nothing is left that is passed
 	for total := 0; ; {
 		var found int
 		err := s.inTx(ctx, func(tx pgx.Tx) error {
-			tag, err := tx.Exec(ctx, `
-				DELETE FROM walpost.owed o WHERE (o.slot, o.event_id, o.source, o.occurrence, o.subscriber) IN (
-					SELECT o.slot, o.event_id, o.source, o.occurrence, o.subscriber FROM walpost.owed o
-					WHERE o.slot = $1 AND o.state = 'paid' AND NOT o.mark AND `+passed+`
-					LIMIT `+strconv.Itoa(maxRows)+` FOR UPDATE OF o SKIP LOCKED)`, s.slot)
-			found = int(tag.RowsAffected())
-			return err
+			return tx.QueryRow(ctx, `
+				WITH gone AS (
+					DELETE FROM walpost.owed o WHERE (o.slot, o.event_id, o.source, o.occurrence, o.subscriber) IN (
+						SELECT o.slot, o.event_id, o.source, o.occurrence, o.subscriber FROM walpost.owed o
+						WHERE o.slot = $1 AND o.subscriber >= $2 AND o.state = 'paid' AND NOT o.mark AND `+passed+`
+						ORDER BY o.subscriber, o.epoch, o.bound LIMIT `+strconv.Itoa(maxRows)+` FOR UPDATE OF o SKIP LOCKED)
+					RETURNING o.subscriber)
+				SELECT count(*), coalesce(max(subscriber), '') FROM gone`, s.slot, from).Scan(&found, &from)
 		})
 		if err != nil {
 			return total, fmt.Errorf("remove paid deliveries: %w", err)

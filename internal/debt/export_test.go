@@ -1,4 +1,7 @@
 package debt
 
-// WaitingSQL lets a test look at its plan.
-const WaitingSQL = waitingSQL
+// These let tests look at plans.
+var (
+	WaitingSQL      = waitingSQL
+	RemovePassedSQL = removePassed
+)

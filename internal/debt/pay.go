@@ -3,6 +3,7 @@ package debt
 import (
 	"context"
 	"fmt"
+	"strconv"
 
 	"github.com/jackc/pgx/v5"
 
@@ -31,11 +32,7 @@ func (s *Store) Paid(ctx context.Context, subscriber string, paid []lane.Paid, s
 				batch.Queue(`DELETE FROM walpost.owed WHERE `+theDelivery, args...)
 			}
 		}
-		position := []any{s.slot, subscriber, secured.Epoch, secured.Commit.String(), secured.Ordinal}
-		batch.Queue(`
-			DELETE FROM walpost.owed WHERE slot = $1 AND subscriber = $2 AND state = 'paid' AND NOT mark
-			AND (epoch, commit_lsn, ordinal) <= ($3::int, $4::text::pg_lsn, $5::bigint)
-			AND (NOT made_up OR (epoch, bound) <= ($3::int, $4::text::pg_lsn))`, position...)
+		batch.Queue(removePassed, s.slot, subscriber, secured.Epoch, secured.Commit.String(), secured.Ordinal)
 		store.QueueRaiseSecured(&batch, s.slot, subscriber, secured)
 		if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
 			return fmt.Errorf("record %d deliveries to %q as paid: %w", len(paid), subscriber, err)
@@ -43,6 +40,23 @@ func (s *Store) Paid(ctx context.Context, subscriber string, paid []lane.Paid, s
 		return nil
 	})
 }
+
+// removePassed removes what is paid, has no row to be marked, and is not beyond the secured position: what a payment
+// leaves for later, it finds here. It reads along owed_paid what it removes, however much is paid and still to be
+// marked, or waits for the stream; and it removes no more than so many at a time.
+//
+// Below the secured commit everything is passed, by its bound, which of a real position is the commit itself; in that
+// commit, what is not behind the ordinal, and what was read from the table.
+var removePassed = `
+	DELETE FROM walpost.owed WHERE ctid = ANY (ARRAY(
+		SELECT ctid FROM (
+			(SELECT ctid FROM walpost.owed WHERE ` + paidBy + ` AND (epoch, bound) < ($3::int, $4::text::pg_lsn)
+			 ORDER BY epoch, bound LIMIT ` + strconv.Itoa(10*maxRows) + `)
+			UNION ALL
+			SELECT ctid FROM walpost.owed WHERE ` + paidBy + ` AND epoch = $3::int AND bound = $4::text::pg_lsn AND (made_up OR ordinal <= $5::bigint)
+		) passed))`
+
+const paidBy = `slot = $1 AND subscriber = $2 AND state = 'paid' AND NOT mark`
 
 // mayMark reports whether the row of an event may have to be marked: not where it has none, nor where its source
 // is known not to be marked.

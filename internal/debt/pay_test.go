@@ -417,6 +417,52 @@ func TestWaiting_readsAlongTheIndexWhateverTheStatisticsSay(t *testing.T) {
 	}
 }
 
+// S-131: what is paid and waits for its mark, or for the stream to pass its bound, is not read again by each payment.
+func TestPaid_readsNothingThatHasToWait(t *testing.T) {
+	db := testdb.New(t)
+	db.Exec(`ALTER TABLE walpost.owed SET (autovacuum_enabled = false)`)
+	db.Exec(`ANALYZE walpost.owed`) // while it is empty
+	for _, rows := range []string{
+		`'0/8', i, '0/8', false, true FROM generate_series(1, 5000) i`,        // to be marked
+		`'0/7', i, '0/900000', true, false FROM generate_series(1, 5000) i`,   // read from the table, and may still come in the stream
+		`'0/8000', i, '0/8000', false, false FROM generate_series(1, 5000) i`, // behind another delivery of its key that is open
+		`'0/10', i, '0/10', false, false FROM generate_series(1, 10) i`,       // to be removed
+	} {
+		db.Exec(`INSERT INTO walpost.owed (slot, subscriber, source, event_id, occurrence, state, event_type, key, epoch, commit_lsn, ordinal, bound, made_up, mark)
+			SELECT $1, s, 'm', 'e' || i, $2::text, 'paid', 't', '', 1, `+rows+`, unnest('{a,b}'::text[]) s`, slot, rows)
+	}
+	for _, statistics := range []string{`SELECT 'those of an empty table'`, `ANALYZE walpost.owed`} {
+		db.Exec(statistics)
+		for _, mode := range []string{"force_custom_plan", "force_generic_plan"} {
+			var plan []string
+			tx, err := db.Pool.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			mustExec := func(sql string) {
+				if _, err := tx.Exec(t.Context(), sql); err != nil {
+					t.Fatal(err)
+				}
+			}
+			mustExec(`SET LOCAL plan_cache_mode = ` + mode)
+			rows, err := tx.Query(t.Context(), `EXPLAIN (ANALYZE, COSTS off, TIMING off) `+debt.RemovePassedSQL, slot, "a", int32(1), "0/4000", int64(0))
+			if err == nil {
+				plan, err = pgx.CollectRows(rows, pgx.RowTo[string])
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			text := strings.Join(plan, "\n")
+			if strings.Count(text, "Index Scan using owed_paid") != 2 || !strings.Contains(text, "(actual rows=10 ") || strings.Contains(text, "Removed by") {
+				t.Errorf("%s, %s: got\n%s", statistics, mode, text)
+			}
+			if err := tx.Rollback(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
 func heapInUse() uint64 {
 	runtime.GC()
 	var stats runtime.MemStats

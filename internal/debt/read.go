@@ -245,8 +245,9 @@ func (s *Store) Load(ctx context.Context, subscriber string, secured event.Posit
 		}
 		var bound string
 		err = tx.QueryRow(ctx, `
-			SELECT `+changeSQL+`, `+pausedSQL+`, `+beyondSQL(lane.StateWaiting)+` OR `+beyondSQL(lane.StateDead)+` OR `+beyondSQL(lane.StatePaid)+`,
-			       greatest(`+boundSQL(lane.StateWaiting)+`, `+boundSQL(lane.StateDead)+`, `+boundSQL(lane.StatePaid)+`, '0/0')::text`,
+			SELECT `+changeSQL+`, `+pausedSQL+`,
+			       `+beyondSQL(lane.StateWaiting)+` OR `+beyondSQL(lane.StateDead)+` OR `+paidBeyondSQL("mark")+` OR `+paidBeyondSQL("NOT mark")+`,
+			       greatest(`+boundSQL(lane.StateWaiting)+`, `+boundSQL(lane.StateDead)+`, `+paidBoundSQL("mark")+`, `+paidBoundSQL("NOT mark")+`, '0/0')::text`,
 			s.slot, subscriber, secured.Epoch, secured.Commit.String(), epoch, secured.Ordinal).Scan(&debt.Change, &debt.Paused, &debt.Beyond, &bound)
 		if err != nil {
 			return err
@@ -321,6 +322,20 @@ const ahead = `o.made_up AND (o.epoch, o.bound) > ($3::int, $4::text::pg_lsn) AN
 // boundSQL is the highest bound of what is ahead, in one state, which has an index of its own.
 func boundSQL(state lane.State) string {
 	return `(SELECT max(o.bound) FROM walpost.owed o WHERE o.slot = $1 AND o.subscriber = $2 AND o.state = '` + string(state) + `' AND ` + ahead + `)`
+}
+
+// paidBeyondSQL is beyondSQL for what is paid, which has an index in the order of the bounds: a position is never beyond
+// its bound. mark tells apart what is still to be marked.
+func paidBeyondSQL(mark string) string {
+	return `EXISTS (SELECT FROM walpost.owed WHERE slot = $1 AND subscriber = $2 AND state = 'paid' AND ` + mark + `
+		AND (epoch, bound) >= ($3::int, $4::text::pg_lsn)
+		AND ((epoch, commit_lsn, ordinal) > ($3::int, $4::text::pg_lsn, $6::bigint) OR made_up AND (epoch, bound) > ($3::int, $4::text::pg_lsn)))`
+}
+
+// paidBoundSQL is boundSQL for what is paid. It looks from the highest bound on.
+func paidBoundSQL(mark string) string {
+	return `(SELECT o.bound FROM walpost.owed o WHERE o.slot = $1 AND o.subscriber = $2 AND o.state = 'paid' AND ` + mark + `
+		AND ` + ahead + ` ORDER BY o.bound DESC LIMIT 1)`
 }
 
 // Changes tells what people have changed, and how far the debt reaches back. Of an event whose commit time

@@ -113,7 +113,8 @@ CREATE INDEX owed_waiting ON walpost.owed (slot, subscriber, epoch, commit_lsn, 
 CREATE INDEX owed_failing ON walpost.owed (slot, subscriber, key) WHERE first_failure IS NOT NULL AND state NOT IN ('dead', 'paid');
 CREATE INDEX owed_dead ON walpost.owed (slot, subscriber, epoch, commit_lsn, ordinal) WHERE state = 'dead';
 CREATE INDEX owed_unmarked ON walpost.owed (slot, epoch, bound, event_id, source, occurrence, subscriber) WHERE state = 'paid' AND mark;
-CREATE INDEX owed_paid ON walpost.owed (slot, subscriber, epoch, commit_lsn, ordinal) WHERE state = 'paid';
+-- What is still to be marked stands apart from what only waits for the stream, in the order in which the stream passes it.
+CREATE INDEX owed_paid ON walpost.owed (slot, subscriber, mark, epoch, bound) WHERE state = 'paid';
 
 -- The effect of (subscriber, event) is in the database: written in the transaction of the effect.
 CREATE TABLE walpost.inbox (
