@@ -27,13 +27,13 @@ demo: ## Postgres, API, relay and traffic in one process; ARGS="--rate 10" and t
 	@go build -o bin/walpost ./cmd/walpost
 	@exec bin/walpost demo $(ARGS)
 
-test: ## Every test against a real Postgres with the race detector, some ten minutes on two cores; PKG=./internal/lane for one room
+test: ## Every test against a real Postgres with the race detector, some ten minutes on two cores; PKG=./internal/lane for one package
 	@sh scripts/ensure-postgres.sh
 	@go vet $(PKG)
 	@go run ./scripts/gotest -race -timeout 40m -p $$(($$(getconf _NPROCESSORS_ONLN) + 1)) $(PKG)
 	@$(if $(VIRTUAL_PKG),go run ./scripts/gotest -run '$(VIRTUAL)' -timeout 15m $(VIRTUAL_PKG))
 
-test-versions: ## Every test that needs Postgres on each supported version, without -race; VERSIONS="14 18" for some, PKG for one room
+test-versions: ## Every test that needs Postgres on each supported version, without -race; VERSIONS="14 18" for some, PKG for one package
 	@PKG="$(PKG)" SKIP='$(VIRTUAL)' ARGS="$(ARGS)" sh scripts/test-versions.sh $(VERSIONS)
 
 test-docker: ## The tests that need Docker
@@ -47,7 +47,7 @@ test-pooler: ## Of these the one that needs PgBouncer alone, which must be in PA
 	@sh scripts/ensure-postgres.sh
 	@go run ./scripts/gotest -tags outside -run Outside_PgBouncer -timeout 5m ./internal/doctor
 
-race: ## The tests five times in random order, for races that seldom show; PKG=./internal/lane for one room
+race: ## The tests five times in random order, for races that seldom show; PKG=./internal/lane for one package
 	@sh scripts/ensure-postgres.sh
 	go test -race -count=5 -shuffle=on -timeout 30m $(PKG)
 

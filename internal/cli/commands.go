@@ -241,7 +241,7 @@ func needsDSN(option string, dsn config.Secret) error {
 	return readableDSN(option, dsn)
 }
 
-// readableDSN has the connection string read by the room that keeps passwords out of its errors.
+// readableDSN parses the connection string with package postgres, which keeps passwords out of its errors.
 func readableDSN(option string, dsn config.Secret) error {
 	if _, err := postgres.ConnConfig(dsn.Live()); err != nil {
 		return fmt.Errorf("%s: %w", option, err)

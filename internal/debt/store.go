@@ -1,5 +1,5 @@
 // Package debt keeps what is owed in the table walpost.owed: deliveries that left the stream's hands and
-// are sent again later, or wait for a person. It is the only room that writes this table. It decides
+// are sent again later, or wait for a person. It is the only package that writes this table. It decides
 // nothing: what becomes debt and when it is paid is told in package lane, which reaches it through
 // lane.Ower; who asks for a change by hand is package ops.
 package debt

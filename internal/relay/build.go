@@ -12,7 +12,7 @@ import (
 	"github.com/backendstart/walpost/internal/lane"
 )
 
-// builder makes the rooms between reception and confirmation.
+// builder makes the parts between reception and confirmation, and starts them.
 type builder struct {
 	*base
 	lead     *leadership
@@ -23,25 +23,23 @@ type builder struct {
 	routing  *routing
 }
 
-// build makes the rooms for the slot as it was found. After several unclean ends of the process one event
-// at a time is handed over, and found is the one that was in hand at the last of them.
-//
-// What must end the run is told to stop.
-func (r *builder) build(s *session, safeMode bool, found *quarantined, stop context.CancelCauseFunc) *parts {
-	r.wal.Restart(s.confirmed)
+// build makes the parts for the slot as the session found it. In safe mode they hand over one event at a time, and found
+// is the event that was in hand when the process last crashed. A part that must end the run calls stop.
+func (b *builder) build(s *session, safeMode bool, found *quarantined, stop context.CancelCauseFunc) *parts {
+	b.wal.Restart(s.confirmed)
 	if safeMode {
 		var facts []any
 		if found != nil {
 			facts = append(facts, "quarantined", found)
 		}
-		r.Log.Warn("the process ended several times soon after its start; safe mode: one event at a time, until what can have been in hand is handed over", facts...)
+		b.Log.Warn("the process ended several times soon after its start; safe mode: one event at a time, until what can have been in hand is handed over", facts...)
 	}
-	guard := newGuard(r.Pool, r.Slot, found)
+	guard := newGuard(b.Pool, b.Slot, found)
 	p := &parts{guard: guard, drained: make(chan struct{})}
-	tracker := ack.New(r.Window, len(s.members), s.confirmed)
+	tracker := ack.New(b.Window, len(s.members), s.confirmed)
 	p.tracker = tracker
 	routes := make([]dispatch.Route, len(s.members))
-	for i, sub := range r.Subscriptions {
+	for i, sub := range b.Subscriptions {
 		tracker.AwaitOwes(i) // until the lane has looked, anything may be owed
 		options := sub.Lane
 		target := sub.Subscriber
@@ -49,17 +47,17 @@ func (r *builder) build(s *session, safeMode bool, found *quarantined, stop cont
 			target = guarded{target, guard}
 		}
 		name := sub.Subscriber.Name()
-		l := lane.New(i, target, options, tracker, r.owed, lane.Stream{
-			Term:     r.fence.Term,
-			MayBegin: r.lead.leads,
-			Passed:   r.wal.HandedOver, // received alone may still be gathered
+		l := lane.New(i, target, options, tracker, b.owed, lane.Stream{
+			Term:     b.fence.Term,
+			MayBegin: b.lead.leads,
+			Passed:   b.wal.HandedOver, // received alone may still be gathered
 			Horizon:  s.horizon,
 			Recorded: s.recorded,
 			Crowds:   func() bool { return tracker.Crowds(i) },
 			Pressed:  func() bool { return tracker.Pressed(i) },
 			Secured:  s.members[i].after,
 			Observe: func(began time.Time, took time.Duration, attempts []lane.Attempt) {
-				r.attempts.Record(name, began, took, attempts)
+				b.attempts.Record(name, began, took, attempts)
 			},
 			Refuse: func(ev *event.Event) error {
 				if found.is(name, ev) {
@@ -67,37 +65,37 @@ func (r *builder) build(s *session, safeMode bool, found *quarantined, stop cont
 				}
 				return nil
 			},
-		}, r.vectors.For(name), r.Log)
+		}, b.vectors.For(name), b.Log)
 		p.lanes = append(p.lanes, l)
 		routes[i] = dispatch.Route{Lane: l, Wants: sub.wants, Earlier: s.members[i].wants.earlier(s.epoch, sub.understands), After: s.members[i].after}
 	}
 	for i, m := range s.members {
 		if m.left {
-			l := r.buildLeaver(s, i, tracker)
+			l := b.buildLeaver(s, i, tracker)
 			p.leavers = append(p.leavers, l)
 			routes[i] = dispatch.Route{Lane: l, Wants: nothing, Earlier: m.wants.earlier(s.epoch, anything), After: m.after}
 		}
 	}
-	p.dispatch = dispatch.New(s.tables, r.messageSources(), routes, tracker, s.epoch, r.MaxEvent, r.dispatch, r.Log)
+	p.dispatch = dispatch.New(s.tables, b.messageSources(), routes, tracker, s.epoch, b.MaxEvent, b.dispatch, b.Log)
 	p.dispatch.PassOver(s.former())
-	p.dispatch.OnType(r.routing.note)
-	p.ledger = &tableLedger{pool: r.Pool, slot: r.Slot, fence: r.fence, debt: r.owed}
+	p.dispatch.OnType(b.routing.note)
+	p.ledger = &tableLedger{pool: b.Pool, slot: b.Slot, fence: b.fence, debt: b.owed}
 	p.ledger.use(s.tables)
 	p.recorder = &recorder{
-		ledger: p.ledger, tracker: tracker, log: r.Log, metrics: r.metrics, stop: stop,
-		names: r.names(), budget: s.budget, received: r.wal.Received, recorded: s.confirmed,
+		ledger: p.ledger, tracker: tracker, log: b.Log, metrics: b.metrics, stop: stop,
+		names: b.names(), budget: s.budget, received: b.wal.Received, recorded: s.confirmed,
 		epoch: s.epoch, horizon: s.horizon,
 	}
 	return p
 }
 
-// buildLeaver makes what takes the place of the lane of a member that has left.
-func (r *builder) buildLeaver(s *session, number int, tracker *ack.Tracker) *leaver {
+// buildLeaver makes the leaver that stands in for the lane of a member that has left.
+func (b *builder) buildLeaver(s *session, number int, tracker *ack.Tracker) *leaver {
 	m := s.members[number]
-	l := newLeaver(m.name, number, tracker, r.owed, r.Log)
-	l.passed = func() bool { return r.wal.HandedOver() >= s.horizon }
+	l := newLeaver(m.name, number, tracker, b.owed, b.Log)
+	l.passed = func() bool { return b.wal.HandedOver() >= s.horizon }
 	l.depart = func(ctx context.Context) error {
-		if err := r.members.depart(ctx, m.name, m.wants.end(s.epoch)); err != nil {
+		if err := b.members.depart(ctx, m.name, m.wants.end(s.epoch)); err != nil {
 			return err
 		}
 		if l.owed > 0 {
@@ -109,15 +107,14 @@ func (r *builder) buildLeaver(s *session, number int, tracker *ack.Tracker) *lea
 	return l
 }
 
-// start runs everything but the stream. When ctx ends, the lanes drain, then the recorder records for
-// the last time, then drained is closed and the channel gets the first error. What still waits for something
-// at the end of hard ends then.
-func (r *builder) start(ctx, hard context.Context, p *parts, watch func(context.Context), stop context.CancelCauseFunc) <-chan error {
+// start runs everything but the stream. When ctx ends, the lanes drain; then the recorder writes for the last time; then
+// drained is closed and the channel gets the errors. Whatever still waits when hard ends is cancelled.
+func (b *builder) start(ctx, hard context.Context, p *parts, watch func(context.Context), stop context.CancelCauseFunc) <-chan error {
 	ended := make(chan error, 1)
 	errs := make([]error, len(p.lanes)+len(p.leavers))
 	var lanes, others sync.WaitGroup
 	for i, l := range p.lanes {
-		lanes.Go(func() { errs[i] = l.Run(ctx, r.Drain) })
+		lanes.Go(func() { errs[i] = l.Run(ctx, b.Drain) })
 	}
 	for i, l := range p.leavers {
 		lanes.Go(func() { errs[len(p.lanes)+i] = l.run(ctx, hard) })
@@ -125,9 +122,9 @@ func (r *builder) start(ctx, hard context.Context, p *parts, watch func(context.
 	recording, recorded := context.WithCancel(hard)
 	others.Go(func() { p.recorder.run(recording, hard) })
 	others.Go(func() { watch(ctx) })
-	others.Go(func() { r.lead.keepLead(ctx, p.lanes, stop) })
-	others.Go(func() { (&cleaner{r.base}).run(ctx, p.ledger) })
-	others.Go(func() { newReplayer(r.base, p).run(ctx, recording) })
+	others.Go(func() { b.lead.keepLead(ctx, p.lanes, stop) })
+	others.Go(func() { (&cleaner{b.base}).run(ctx, p.ledger) })
+	others.Go(func() { newReplayer(b.base, p).run(ctx, recording) })
 	go func() {
 		lanes.Wait()
 		recorded()

@@ -7,19 +7,19 @@ import (
 	"github.com/backendstart/walpost/internal/store"
 )
 
-// changed is why what is in memory does not fit the slot or the database any more. Then it yields: the rooms
-// end what is in a handler, and are built again from what the database says.
+// changed is the reason why memory no longer fits the slot or the database. Memory is thrown away then: the parts finish
+// what is in a handler, and are built again from what the database says.
 type changed struct {
 	reason string
-	// unreadable: the slot is there and does not bring any more what it should, so it has to be replaced.
+	// unreadable: the slot exists, but its stream cannot be read any more, so it must be replaced.
 	unreadable bool
-	// writersEnded: the transactions that a second pass has to wait for have ended.
+	// writersEnded: every transaction that the second pass waits for has ended.
 	writersEnded bool
 }
 
 func (c *changed) Error() string { return c.reason }
 
-// Is lets lanes know it as a reason to hand nothing more over.
+// Is makes a change a lane.ErrYield: lanes stop handing over.
 func (c *changed) Is(target error) bool { return target == lane.ErrYield }
 
 func asChanged(err error) *changed {
@@ -33,5 +33,5 @@ func asChanged(err error) *changed {
 	return nil
 }
 
-// errChangedMeanwhile means that what was found is not so any more. The next attempt finds what is.
+// errChangedMeanwhile means that something changed between looking and acting. The next attempt looks again.
 var errChangedMeanwhile = errors.New("something has changed meanwhile")

@@ -15,11 +15,12 @@ const (
 	retentionBatch    = 1000
 )
 
-// cleaner deletes what retention allows, in small batches, so that neither the stream nor the application waits for it.
+// cleaner deletes rows that are older than their retention, in small batches, so that neither the stream nor the
+// application waits for it.
 type cleaner struct{ *base }
 
 // run cleans until ctx ends.
-func (r *cleaner) run(ctx context.Context, ledger *tableLedger) {
+func (c *cleaner) run(ctx context.Context, ledger *tableLedger) {
 	ticker := time.NewTicker(retentionInterval)
 	defer ticker.Stop()
 	for {
@@ -27,21 +28,21 @@ func (r *cleaner) run(ctx context.Context, ledger *tableLedger) {
 		tables := ledger.tables.BySource()
 		for _, table := range tables {
 			longest = max(longest, table.Source.Retention)
-			r.cleanBatches(ctx, "delete old outbox rows", func() (deleted int64, more bool, err error) {
-				err = postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) error {
-					deleted, more, err = table.Clean(ctx, tx, r.Slot, retentionBatch, debt.SparedSQL)
+			c.cleanBatches(ctx, "delete old outbox rows", func() (deleted int64, more bool, err error) {
+				err = postgres.InTx(ctx, c.Pool, func(tx pgx.Tx) error {
+					deleted, more, err = table.Clean(ctx, tx, c.Slot, retentionBatch, debt.SparedSQL)
 					return err
 				})
 				return deleted, more, err
 			})
 		}
-		r.cleanBatches(ctx, "delete paid deliveries", func() (int64, bool, error) {
-			deleted, err := r.owed.Clean(ctx)
+		c.cleanBatches(ctx, "delete paid deliveries", func() (int64, bool, error) {
+			deleted, err := c.owed.Clean(ctx)
 			return int64(deleted), false, err
 		})
 		if longest > 0 {
-			inbox := store.NewInboxCleaner(r.Pool, r.Slot, longest, retentionBatch, r.owed.CanComeAgain)
-			r.cleanBatches(ctx, "delete old inbox rows", func() (int64, bool, error) { return inbox.CleanBatch(ctx) })
+			inbox := store.NewInboxCleaner(c.Pool, c.Slot, longest, retentionBatch, c.owed.CanComeAgain)
+			c.cleanBatches(ctx, "delete old inbox rows", func() (int64, bool, error) { return inbox.CleanBatch(ctx) })
 		}
 		select {
 		case <-ticker.C:
@@ -51,17 +52,17 @@ func (r *cleaner) run(ctx context.Context, ledger *tableLedger) {
 	}
 }
 
-func (r *cleaner) cleanBatches(ctx context.Context, what string, batch func() (int64, bool, error)) {
+func (c *cleaner) cleanBatches(ctx context.Context, what string, batch func() (int64, bool, error)) {
 	for ctx.Err() == nil {
 		deleted, more, err := batch()
 		if err != nil {
 			if ctx.Err() == nil {
-				r.Log.Warn("cannot "+what+", will try again", "wait", retentionInterval, "err", err)
+				c.Log.Warn("cannot "+what+", will try again", "wait", retentionInterval, "err", err)
 			}
 			return
 		}
 		if deleted > 0 {
-			r.Log.Debug(what, "rows", deleted)
+			c.Log.Debug(what, "rows", deleted)
 		}
 		if !more {
 			return

@@ -27,90 +27,90 @@ type slotMaker struct {
 // The debt comes from the snapshot that belongs to the slot's first position: nothing is missing between
 // the debt and the stream, and nothing is in both. (docs/postgres.md §5, A) What keeps a second relay from doing the same
 // meanwhile, open says.
-func (r *slotMaker) make(ctx context.Context, s *session, plan slot.Plan) (rows int64, err error) {
-	if err := r.begin(ctx, s); err != nil {
+func (m *slotMaker) make(ctx context.Context, s *session, plan slot.Plan) (rows int64, err error) {
+	if err := m.begin(ctx, s); err != nil {
 		return 0, err
 	}
 	if plan.Drop { // one of ours that is lost, or that a creation which broke off has left
-		r.Log.Info("dropping the slot", "slot", r.Slot, "wal_status", s.slot.WALStatus)
-		if err := s.conn.Drop(ctx, r.Slot); err != nil {
+		m.Log.Info("dropping the slot", "slot", m.Slot, "wal_status", s.slot.WALStatus)
+		if err := s.conn.Drop(ctx, m.Slot); err != nil {
 			return 0, err
 		}
 	}
 	ended := make(chan struct{})
-	go r.sayWhoIsWaitedFor(ctx, "creating the slot", ended)
-	created, err := s.conn.CreateSlot(ctx, r.Slot)
+	go m.sayWhoIsWaitedFor(ctx, "creating the slot", ended)
+	created, err := s.conn.CreateSlot(ctx, m.Slot)
 	close(ended)
 	if err != nil {
 		return 0, err
 	}
-	r.Log.Info("slot created", "slot", r.Slot, "consistent_point", created.ConsistentPoint)
+	m.Log.Info("slot created", "slot", m.Slot, "consistent_point", created.ConsistentPoint)
 	s.confirmed = created.ConsistentPoint
-	members := r.members.atTheBeginning(s) // nothing is before the slot but the debt, so who has left has left now
+	members := m.members.atTheBeginning(s) // nothing is before the slot but the debt, so who has left has left now
 	for i := range members {               // what committed before is finished or recorded now, so it is secured
 		members[i].after = event.Position{Epoch: s.epoch, Commit: s.confirmed - 1, Ordinal: math.MaxInt64}
 	}
 	begun := time.Now()
 	at := event.Position{Epoch: s.epoch, Commit: s.confirmed - 1} // no commit has it, because those are 8-aligned
-	rows, err = r.ready(ctx, s, plan, func(tx pgx.Tx) (int64, error) {
-		fresh := r.rows.recipients(s, func(name string, beginning bool) bool { _, known := s.known[name]; return beginning && !known })
+	rows, err = m.ready(ctx, s, plan, func(tx pgx.Tx) (int64, error) {
+		fresh := m.rows.recipients(s, func(name string, beginning bool) bool { _, known := s.known[name]; return beginning && !known })
 		if len(fresh) > 0 {
-			_, err := r.rows.record(ctx, tx, s, recording{snapshot: created.Snapshot, at: at, tables: s.tables, retained: true, to: fresh})
+			_, err := m.rows.record(ctx, tx, s, recording{snapshot: created.Snapshot, at: at, tables: s.tables, retained: true, to: fresh})
 			if err != nil {
 				return 0, err
 			}
 		}
-		others := r.rows.recipients(s, func(name string, beginning bool) bool { _, known := s.known[name]; return !beginning || known })
-		rows, err := r.rows.record(ctx, tx, s, recording{snapshot: created.Snapshot, at: at, tables: s.tables, repair: plan.Kind == slot.Replace, to: others})
+		others := m.rows.recipients(s, func(name string, beginning bool) bool { _, known := s.known[name]; return !beginning || known })
+		rows, err := m.rows.record(ctx, tx, s, recording{snapshot: created.Snapshot, at: at, tables: s.tables, repair: plan.Kind == slot.Replace, to: others})
 		if err != nil {
 			return 0, err
 		}
-		return rows, r.members.savePositions(ctx, tx, s, members)
+		return rows, m.members.savePositions(ctx, tx, s, members)
 	})
 	if err != nil {
-		return rows, fmt.Errorf("record the rows that waited before slot %q: %w", r.Slot, err)
+		return rows, fmt.Errorf("record the rows that waited before slot %q: %w", m.Slot, err)
 	}
 	s.members = members
-	r.members.logDepartures(s)
+	m.members.logDepartures(s)
 	if plan.Kind == slot.Create && rows > 0 {
-		r.Log.Info("rows that waited before the slot existed are recorded as owed and sent first", "rows", rows, "took", time.Since(begun))
+		m.Log.Info("rows that waited before the slot existed are recorded as owed and sent first", "rows", rows, "took", time.Since(begun))
 	}
 	return rows, nil
 }
 
 // begin records that the slot is being made.
-func (r *slotMaker) begin(ctx context.Context, s *session) error {
-	err := r.inTerm(ctx, func(tx pgx.Tx) error { return store.WriteCreating(ctx, tx, s.recordOf(r.Slot)) })
+func (m *slotMaker) begin(ctx context.Context, s *session) error {
+	err := m.inTerm(ctx, func(tx pgx.Tx) error { return store.WriteCreating(ctx, tx, s.recordOf(m.Slot)) })
 	if err != nil {
 		return err
 	}
-	r.fence.Restart(0)
+	m.fence.Restart(0)
 	return nil
 }
 
 // ready makes rows a debt and records, in the same transaction, that the slot is ready. The transaction is part
 // of the leadership from its first statement on, so that the next leader waits for its end and does not begin the
 // same beside it.
-func (r *slotMaker) ready(ctx context.Context, s *session, plan slot.Plan, record func(pgx.Tx) (rows int64, err error)) (rows int64, err error) {
-	err = r.inTerm(ctx, func(tx pgx.Tx) error {
+func (m *slotMaker) ready(ctx context.Context, s *session, plan slot.Plan, record func(pgx.Tx) (rows int64, err error)) (rows int64, err error) {
+	err = m.inTerm(ctx, func(tx pgx.Tx) error {
 		if rows, err = record(tx); err != nil {
 			return err
 		}
-		return r.readyTx(ctx, tx, s, plan, rows)
+		return m.readyTx(ctx, tx, s, plan, rows)
 	})
 	if err == nil {
-		r.fence.Restart(s.confirmed)
+		m.fence.Restart(s.confirmed)
 	}
 	return rows, err
 }
 
 // readyTx records where the slot stands and what is published, and why there was a repair.
-func (r *slotMaker) readyTx(ctx context.Context, tx pgx.Tx, s *session, plan slot.Plan, rows int64) error {
-	if err := store.WriteReady(ctx, tx, s.recordOf(r.Slot)); err != nil {
+func (m *slotMaker) readyTx(ctx context.Context, tx pgx.Tx, s *session, plan slot.Plan, rows int64) error {
+	if err := store.WriteReady(ctx, tx, s.recordOf(m.Slot)); err != nil {
 		return err
 	}
 	// Once more, now that what is claimed counts: until here another slot could take it.
-	if err := r.claimTablesTx(ctx, tx, s); err != nil {
+	if err := m.claimTablesTx(ctx, tx, s); err != nil {
 		return err
 	}
 	if !plan.Repairs() || plan.Second {
@@ -120,9 +120,9 @@ func (r *slotMaker) readyTx(ctx context.Context, tx pgx.Tx, s *session, plan slo
 	if s.record != nil {
 		facts["confirmed_before"] = s.record.Confirmed.String()
 	}
-	if err := store.NoteByRelay(ctx, tx, r.Slot, r.holder(), "repair", facts, plan.Reason); err != nil && ctx.Err() == nil {
-		r.metrics.notes.Inc()
-		r.Log.Error("cannot note the repair in walpost.audit; the repair goes on", "facts", facts, "reason", plan.Reason, "err", err)
+	if err := store.NoteByRelay(ctx, tx, m.Slot, m.holder(), "repair", facts, plan.Reason); err != nil && ctx.Err() == nil {
+		m.metrics.notes.Inc()
+		m.Log.Error("cannot note the repair in walpost.audit; the repair goes on", "facts", facts, "reason", plan.Reason, "err", err)
 	}
 	return nil
 }

@@ -25,7 +25,7 @@ type view struct {
 	moved movement // guarded by mu
 }
 
-// movement remembers what was last seen to move.
+// movement is what had been delivered and confirmed when something last moved.
 type movement struct {
 	delivered uint64 // deliveries finished
 	received  event.Position
@@ -33,7 +33,7 @@ type movement struct {
 	at        time.Time
 }
 
-// Health tells whether the relay moves, and if not, who holds it.
+// Health reports whether the relay makes progress, and if not, which subscriber holds it up.
 func (v *view) Health() Health {
 	now, p := v.condition.report(), v.current.Load()
 	h := Health{State: now.state, Ready: now.state == Streaming || now.state == Waiting}
@@ -121,7 +121,7 @@ func orNone(s string) string {
 	return s
 }
 
-// standsStill tells since when nothing has moved, and how many events are open.
+// standsStill returns for how long nothing has moved, and how many events are open.
 func (v *view) standsStill(p *parts) (time.Duration, int) {
 	open, _ := p.tracker.Open()
 	now := movement{received: p.tracker.Received(), confirmed: p.tracker.Confirmed(), at: time.Now()}

@@ -26,18 +26,18 @@ type leadership struct {
 }
 
 // leads reports whether the relay may act at this moment. One without a lease is the only one of its slot.
-func (r *leadership) leads() bool { return r.Lease == nil || r.Lease.Valid() }
+func (l *leadership) leads() bool { return l.Lease == nil || l.Lease.Valid() }
 
 // awaitLead returns when the relay leads, or when ctx ends, and says meanwhile who does.
-func (r *leadership) awaitLead(ctx context.Context) {
-	if r.Lease == nil {
+func (l *leadership) awaitLead(ctx context.Context) {
+	if l.Lease == nil {
 		return
 	}
 	for waited := false; ; waited = true {
-		lease := r.Lease.State()
+		lease := l.Lease.State()
 		if lease.Held {
 			if waited {
-				r.condition.setState(Starting, nil) // what follows can take long: checks, publication, slot
+				l.condition.setState(Starting, nil) // what follows can take long: checks, publication, slot
 			}
 			return
 		}
@@ -48,7 +48,7 @@ func (r *leadership) awaitLead(ctx context.Context) {
 		case lease.Reached:
 			state = Waiting
 		}
-		r.condition.setState(state, fmt.Errorf("%w: %s", errNoLead, lease.Why))
+		l.condition.setState(state, fmt.Errorf("%w: %s", errNoLead, lease.Why))
 		select {
 		case <-lease.Changed:
 		case <-time.After(time.Second): // the reason may be another one now
@@ -59,9 +59,9 @@ func (r *leadership) awaitLead(ctx context.Context) {
 }
 
 // release lets a standby lead at once.
-func (r *leadership) release() {
-	if r.Lease != nil {
-		r.Lease.Release()
+func (l *leadership) release() {
+	if l.Lease != nil {
+		l.Lease.Release()
 	}
 }
 
@@ -71,13 +71,13 @@ const lookAtLanes = time.Second
 // keepLead lets the lanes act only while the relay leads. A lease that was lost and got again changes
 // nothing if no one else has led in between; if someone has, what is in memory is of no use any more. The
 // same is looked up for a lane that has suspended itself.
-func (r *leadership) keepLead(ctx context.Context, lanes []*lane.Lane, stop context.CancelCauseFunc) {
-	if r.Lease == nil {
+func (l *leadership) keepLead(ctx context.Context, lanes []*lane.Lane, stop context.CancelCauseFunc) {
+	if l.Lease == nil {
 		return
 	}
 	checked := 0 // the lease under which the lanes may act
 	for {
-		lease := r.Lease.State()
+		lease := l.Lease.State()
 		again := lookAtLanes
 		if checked > 0 && slices.ContainsFunc(lanes, (*lane.Lane).Suspended) {
 			checked = 0
@@ -85,12 +85,12 @@ func (r *leadership) keepLead(ctx context.Context, lanes []*lane.Lane, stop cont
 		switch {
 		case !lease.Held && checked != -1:
 			checked = -1
-			for _, l := range lanes {
-				l.Suspend()
+			for _, each := range lanes {
+				each.Suspend()
 			}
-			r.Pool.Reset() // its connections may be as dead as that of the lease, and not know it either
+			l.Pool.Reset() // its connections may be as dead as that of the lease, and not know it either
 			if ctx.Err() == nil {
-				r.Log.Warn("the lease is lost; nothing is handed over until it is got again", "slot", r.Slot, "why", lease.Why)
+				l.Log.Warn("the lease is lost; nothing is handed over until it is got again", "slot", l.Slot, "why", lease.Why)
 			}
 		case lease.Held && checked != lease.Acquired:
 			limited, cancel := context.WithTimeout(ctx, statementLimit)
@@ -101,7 +101,7 @@ func (r *leadership) keepLead(ctx context.Context, lanes []*lane.Lane, stop cont
 				case <-limited.Done():
 				}
 			}()
-			err := r.fence.Check(limited, r.Pool)
+			err := l.fence.Check(limited, l.Pool)
 			cancel()
 			switch why := asChanged(err); {
 			case why != nil:
@@ -111,11 +111,11 @@ func (r *leadership) keepLead(ctx context.Context, lanes []*lane.Lane, stop cont
 				again = 200 * time.Millisecond // Postgres is away once more
 			default:
 				if checked == -1 {
-					r.Log.Info("the lease is held again, and no one else has led meanwhile", "slot", r.Slot)
+					l.Log.Info("the lease is held again, and no one else has led meanwhile", "slot", l.Slot)
 				}
 				checked = lease.Acquired
-				for _, l := range lanes {
-					l.Resume()
+				for _, each := range lanes {
+					each.Resume()
 				}
 			}
 		}
@@ -130,34 +130,34 @@ func (r *leadership) keepLead(ctx context.Context, lanes []*lane.Lane, stop cont
 
 // claim makes the session the only one that touches the slot, or returns wal.ErrSlotInUse. Its key is recorded in
 // place of that of the last session, once that one has ended: a lock alone could be anybody's. (docs/postgres.md §8)
-func (r *leadership) claim(ctx context.Context, s *session) error {
+func (l *leadership) claim(ctx context.Context, s *session) error {
 	s.key = store.NewKey()
 	if err := s.conn.ShowLife(ctx, int64(s.key)); err != nil {
 		return err
 	}
 	var leader string // "" for any
-	if r.Lease != nil {
-		leader = r.Lease.Holder()
+	if l.Lease != nil {
+		leader = l.Lease.Holder()
 	}
 	evicted := false
 	for deadline := time.Now().Add(claimLimit); ; pause(ctx, 20*time.Millisecond) {
 		var last store.Reader
-		err := postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) (err error) {
-			if last, err = store.FindReader(ctx, tx, r.Slot); err != nil || last.PID != 0 {
+		err := postgres.InTx(ctx, l.Pool, func(tx pgx.Tx) (err error) {
+			if last, err = store.FindReader(ctx, tx, l.Slot); err != nil || last.PID != 0 {
 				return err
 			}
-			return store.ClaimReader(ctx, tx, r.Slot, leader, last.Key, s.key)
+			return store.ClaimReader(ctx, tx, l.Slot, leader, last.Key, s.key)
 		})
 		switch {
-		case r.Lease != nil && last.Key != 0 && last.Holder != leader: // another one has led, perhaps without a lease
-			r.Lease.StepDown(0)
+		case l.Lease != nil && last.Key != 0 && last.Holder != leader: // another one has led, perhaps without a lease
+			l.Lease.StepDown(0)
 			return errNoLead
 		case err != nil:
 			return overtaken(err)
 		case last.PID == 0:
 			return nil
-		case r.Lease != nil && !evicted:
-			if err := r.evict(ctx, last.PID); err != nil {
+		case l.Lease != nil && !evicted:
+			if err := l.evict(ctx, last.PID); err != nil {
 				return err
 			}
 			evicted = true
@@ -180,44 +180,44 @@ func overtaken(err error) error {
 
 // beginTerm begins a leadership of the session that has claimed the slot, and reads what is recorded: nothing that an
 // earlier process has left on the server can change that any more.
-func (r *leadership) beginTerm(ctx context.Context, s *session) (err error) {
+func (l *leadership) beginTerm(ctx context.Context, s *session) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, statementLimit)
 	defer cancel()
-	if err := r.fence.Lead(ctx, r.Pool, r.holder(), s.key, r.Lease != nil); err != nil {
+	if err := l.fence.Lead(ctx, l.Pool, l.holder(), s.key, l.Lease != nil); err != nil {
 		return overtaken(err)
 	}
 	// The session that answers has not ended, so its key was there all the time: no one has claimed the slot since.
 	if s.system, err = s.conn.Identify(ctx); err != nil {
 		return err
 	}
-	s.record, err = store.ReadSlotRecord(ctx, r.Pool, r.Slot)
+	s.record, err = store.ReadSlotRecord(ctx, l.Pool, l.Slot)
 	return err
 }
 
 // evict ends the session that has the slot, if that is a relay which does not lead any more, or our own
 // last session, of which the server has not noticed yet that it is gone. Whoever else has the slot is left
 // alone.
-func (r *leadership) evict(ctx context.Context, pid int) error {
+func (l *leadership) evict(ctx context.Context, pid int) error {
 	inUse := fmt.Errorf("%w: pid %d", wal.ErrSlotInUse, pid)
-	if r.Lease == nil || !r.Lease.Valid() {
+	if l.Lease == nil || !l.Lease.Valid() {
 		return inUse
 	}
-	application, ended, err := store.EndRelaySession(ctx, r.Pool, pid)
+	application, ended, err := store.EndRelaySession(ctx, l.Pool, pid)
 	if err != nil {
 		return inUse // it has ended by itself, or is no one's that we may see
 	}
 	if !ended {
 		return fmt.Errorf("%w, application %q: that is no relay: end it, or choose another slot", inUse, application)
 	}
-	r.Log.Warn("ended the session that still had the slot", "slot", r.Slot, "pid", pid, "application", application)
-	_, err = r.awaitFree(ctx)
+	l.Log.Warn("ended the session that still had the slot", "slot", l.Slot, "pid", pid, "application", application)
+	_, err = l.awaitFree(ctx)
 	return err
 }
 
 // awaitFree looks the slot up until no one has it. An ended session lets go of the lock a moment before.
-func (r *leadership) awaitFree(ctx context.Context) (*wal.Slot, error) {
+func (l *leadership) awaitFree(ctx context.Context) (*wal.Slot, error) {
 	for deadline := time.Now().Add(evictLimit); ; pause(ctx, 20*time.Millisecond) {
-		slot, err := wal.FindSlot(ctx, r.Pool, r.Slot)
+		slot, err := wal.FindSlot(ctx, l.Pool, l.Slot)
 		if err != nil || slot == nil {
 			return nil, err
 		}
@@ -234,20 +234,20 @@ func (r *leadership) awaitFree(ctx context.Context) (*wal.Slot, error) {
 const evictLimit = 2 * time.Second
 
 // application is what the replication session is called.
-func (r *leadership) application() string {
-	if r.Lease != nil {
-		return r.Lease.Application()
+func (l *leadership) application() string {
+	if l.Lease != nil {
+		return l.Lease.Application()
 	}
-	return "walpost/" + r.Slot
+	return "walpost/" + l.Slot
 }
 
 // checkPlace makes sure that the replication connection leads to where the pool leads.
-func (r *leadership) checkPlace(ctx context.Context, conn *wal.Conn) error {
+func (l *leadership) checkPlace(ctx context.Context, conn *wal.Conn) error {
 	theirs, err := conn.Place(ctx)
 	if err != nil {
 		return err
 	}
-	ours, err := wal.PlaceOf(ctx, r.Pool)
+	ours, err := wal.PlaceOf(ctx, l.Pool)
 	if err != nil {
 		return err
 	}
@@ -255,17 +255,17 @@ func (r *leadership) checkPlace(ctx context.Context, conn *wal.Conn) error {
 }
 
 // checkLease is checkPlace for the session of the lease. A pool that does not answer is no reason against it.
-func (r *leadership) checkLease(ctx context.Context, session lease.Session) error {
+func (l *leadership) checkLease(ctx context.Context, session lease.Session) error {
 	theirs, err := wal.PlaceOf(ctx, session)
 	if err != nil {
 		return err
 	}
-	if _, away := r.reach.silence(); away != nil {
+	if _, away := l.reach.silence(); away != nil {
 		return nil
 	}
 	limited, cancel := context.WithTimeout(ctx, reachInterval)
 	defer cancel()
-	ours, err := wal.PlaceOf(limited, r.Pool)
+	ours, err := wal.PlaceOf(limited, l.Pool)
 	if err != nil {
 		return nil
 	}
@@ -275,20 +275,20 @@ func (r *leadership) checkLease(ctx context.Context, session lease.Session) erro
 // watchReach asks until ctx ends. A leader that cannot reach Postgres through its pool can record nothing, and nothing
 // is confirmed; where another relay can, that one shall lead. What every relay would meet (a lock, a refused mark, a
 // full disk, a commit that waits for a standby) is no reason: each handover delivers the window again.
-func (r *leadership) watchReach(ctx context.Context) {
-	defer r.reach.probe.Close()
-	rest, recorded := firstRest, r.fence.Records()
+func (l *leadership) watchReach(ctx context.Context) {
+	defer l.reach.probe.Close()
+	rest, recorded := firstRest, l.fence.Records()
 	ticker := time.NewTicker(reachInterval)
 	defer ticker.Stop()
 	for {
-		r.reach.ask(ctx)
-		if silent, why := r.reach.silence(); silent >= giveUpAfter && r.Lease.Valid() && r.anotherStandsBy(ctx) {
-			if now := r.fence.Records(); now != recorded {
+		l.reach.ask(ctx)
+		if silent, why := l.reach.silence(); silent >= giveUpAfter && l.Lease.Valid() && l.anotherStandsBy(ctx) {
+			if now := l.fence.Records(); now != recorded {
 				rest, recorded = firstRest, now
 			}
-			r.Log.Error("the lead is given up: the relay's own connections do not reach Postgres, and another relay stands by",
-				"slot", r.Slot, "silent", silent.Round(time.Second), "asks_again_after", rest, "err", why)
-			r.Lease.StepDown(rest)
+			l.Log.Error("the lead is given up: the relay's own connections do not reach Postgres, and another relay stands by",
+				"slot", l.Slot, "silent", silent.Round(time.Second), "asks_again_after", rest, "err", why)
+			l.Lease.StepDown(rest)
 			rest = min(2*rest, longestRest)
 		}
 		select {
@@ -299,9 +299,9 @@ func (r *leadership) watchReach(ctx context.Context) {
 	}
 }
 
-func (r *leadership) anotherStandsBy(ctx context.Context) bool {
+func (l *leadership) anotherStandsBy(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, reachLimit)
 	defer cancel()
-	yes, err := r.Lease.StandsBy(ctx)
+	yes, err := l.Lease.StandsBy(ctx)
 	return yes && err == nil
 }

@@ -18,11 +18,11 @@ const (
 	leaverLook = 100 * time.Millisecond
 )
 
-// leaver takes the place of the lane of a subscriber that has left the configuration, until all that committed
-// before it left and that it has not had is recorded as owed. It delivers nothing. What is recorded already stays as
-// it is, dead or waiting.
+// leaver stands in for the lane of a subscriber that has left the configuration, until every event that committed before
+// it left and was not delivered to it is recorded as owed. It delivers nothing. Records that exist stay as they are, dead
+// or waiting.
 //
-// It ends deliveries as dead letters end: the WAL is not kept for them, because no one will pay them from it.
+// Its deliveries finish like dead letters: no WAL is kept for them, because no one will pay them from it.
 type leaver struct {
 	name    string
 	number  int // in the tracker

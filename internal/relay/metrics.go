@@ -7,7 +7,7 @@ import (
 	"github.com/backendstart/walpost/internal/slot"
 )
 
-// metrics outlive the rooms, which are built again after a repair.
+// metrics outlives the parts, which are built again after a repair.
 type metrics struct {
 	elsewhere, failures prometheus.Counter
 	replaced            prometheus.Counter

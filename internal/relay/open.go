@@ -32,12 +32,12 @@ type opener struct {
 	repairs *repairer
 }
 
-// openUntilReady opens a session, again and again while Postgres is away or another session holds the
-// slot. It returns nil without an error when ctx ends first.
-func (r *opener) openUntilReady(ctx context.Context, open func(context.Context) (*session, error)) (*session, error) {
+// openUntilReady calls open until it succeeds: Postgres may be away, or another session may hold the slot. It returns nil
+// without an error when ctx ends first.
+func (o *opener) openUntilReady(ctx context.Context, open func(context.Context) (*session, error)) (*session, error) {
 	var said time.Time
 	for failures := 1; ; failures++ {
-		r.lead.awaitLead(ctx)
+		o.lead.awaitLead(ctx)
 		s, err := open(ctx)
 		if err == nil {
 			return s, nil
@@ -56,10 +56,10 @@ func (r *opener) openUntilReady(ctx context.Context, open func(context.Context) 
 		if errors.Is(err, errNoLead) {
 			continue
 		}
-		r.condition.setState(state, err)
+		o.condition.setState(state, err)
 		if failures <= 3 || time.Since(said) >= reconnect.Max {
 			said = time.Now()
-			r.Log.Warn("cannot stream, will try again", "state", state, "attempt", failures, "wait", wait, "err", err)
+			o.Log.Warn("cannot stream, will try again", "state", state, "attempt", failures, "wait", wait, "err", err)
 		}
 		select {
 		case <-time.After(wait):
@@ -69,8 +69,8 @@ func (r *opener) openUntilReady(ctx context.Context, open func(context.Context) 
 	}
 }
 
-// final returns err if it is one that no retry fixes, and nil otherwise. A message that cannot be
-// understood is one: it would come again, and nothing after it may be confirmed.
+// final returns err if no retry can fix it, and nil otherwise. A message that cannot be decoded is such an error: it would
+// come again, and nothing after it may be confirmed.
 func final(err error) error {
 	var setup *wal.SetupError
 	switch {
@@ -111,8 +111,8 @@ func final(err error) error {
 // that comes later finds it fenced. One that was frozen between claim and term does not get the term. A key is never
 // taken from a session that lives, except with a lease: of two relays one builds, however long that takes, and the
 // other waits with wal.ErrSlotInUse. They do not undo each other's work in turn.
-func (r *opener) open(ctx context.Context, why *changed) (_ *session, err error) {
-	s, err := r.find(ctx)
+func (o *opener) open(ctx context.Context, why *changed) (_ *session, err error) {
+	s, err := o.find(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -121,51 +121,51 @@ func (r *opener) open(ctx context.Context, why *changed) (_ *session, err error)
 			s.conn.Close()
 		}
 	}()
-	if !r.lead.leads() {
+	if !o.lead.leads() {
 		return nil, errNoLead
 	}
-	if err := r.lead.beginTerm(ctx, s); err != nil {
+	if err := o.lead.beginTerm(ctx, s); err != nil {
 		return nil, err
 	}
-	if err := r.renames.carryOver(ctx); err != nil {
+	if err := o.renames.carryOver(ctx); err != nil {
 		return nil, err
 	}
-	if err := r.renames.carryOverSources(ctx, s); err != nil {
+	if err := o.renames.carryOverSources(ctx, s); err != nil {
 		return nil, err
 	}
-	if err := r.members.readSubscribers(ctx, s); err != nil {
+	if err := o.members.readSubscribers(ctx, s); err != nil {
 		return nil, err
 	}
 	s.epoch = slot.Epoch(s.record, s.system)
-	if err := r.repairs.prepareSlot(ctx, s, why); err != nil {
+	if err := o.repairs.prepareSlot(ctx, s, why); err != nil {
 		return nil, err
 	}
 	taking, cancel := context.WithTimeout(ctx, statementLimit)
 	defer cancel()
-	if err := s.conn.Start(taking, r.Slot, r.Publication); err != nil {
+	if err := s.conn.Start(taking, o.Slot, o.Publication); err != nil {
 		return nil, err
 	}
-	if !r.lead.leads() { // making a slot can take long
+	if !o.lead.leads() { // making a slot can take long
 		return nil, errNoLead
 	}
-	if err := r.fence.Check(taking, r.Pool); err != nil {
+	if err := o.fence.Check(taking, o.Pool); err != nil {
 		return nil, err
 	}
 	if s.members == nil {
-		if err := r.members.startPositions(ctx, s); err != nil { // for a subscriber that begins with all rows it takes long
+		if err := o.members.startPositions(ctx, s); err != nil { // for a subscriber that begins with all rows it takes long
 			return nil, err
 		}
 	}
 	// After the positions were written and flushed: what the flushed end of the WAL is now, the stream reaches, and
 	// everything that a subscriber which has left may still have to get lies below it.
-	s.horizon, err = wal.End(ctx, r.Pool)
+	s.horizon, err = wal.End(ctx, o.Pool)
 	return s, err
 }
 
 // reopen opens the next session after one that broke. In between the server may have become another one, or
-// the slot another slot, and the rooms hold events of the one that was: then the error is a changed.
-func (r *opener) reopen(ctx context.Context, last *session, confirmed event.LSN) (_ *session, err error) {
-	s, err := r.find(ctx)
+// the slot another slot, while memory holds events of the former one: then the error is a changed.
+func (o *opener) reopen(ctx context.Context, last *session, confirmed event.LSN) (_ *session, err error) {
+	s, err := o.find(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -183,11 +183,11 @@ func (r *opener) reopen(ctx context.Context, last *session, confirmed event.LSN)
 		return nil, &changed{reason: fmt.Sprintf("the connection leads to another server or timeline (%s/%d, now %s/%d)",
 			last.system.ID, last.system.Timeline, s.system.ID, s.system.Timeline)}
 	}
-	if err := r.members.readEnd(ctx, s); err != nil {
+	if err := o.members.readEnd(ctx, s); err != nil {
 		return nil, err
 	}
 	s.writers = last.writers
-	facts, err := r.repairs.gatherFacts(ctx, s, nil)
+	facts, err := o.repairs.gatherFacts(ctx, s, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -197,30 +197,30 @@ func (r *opener) reopen(ctx context.Context, last *session, confirmed event.LSN)
 	case plan.Kind != slot.Stream:
 		return nil, &changed{reason: plan.Reason}
 	}
-	if err := r.recordPublished(ctx, s); err != nil {
+	if err := o.recordPublished(ctx, s); err != nil {
 		return nil, err
 	}
 	s.epoch, s.confirmed = s.record.Epoch, s.slot.Confirmed
 	taking, cancel := context.WithTimeout(ctx, statementLimit)
 	defer cancel()
-	if err := s.conn.Start(taking, r.Slot, r.Publication); err != nil {
+	if err := s.conn.Start(taking, o.Slot, o.Publication); err != nil {
 		return nil, err
 	}
-	return s, r.fence.Check(taking, r.Pool)
+	return s, o.fence.Check(taking, o.Pool)
 }
 
-// find connects, claims the slot and finds out what there is. It makes nothing.
-func (r *opener) find(ctx context.Context) (_ *session, err error) {
+// find connects, claims the slot and reads the state of server, slot and tables. It creates nothing.
+func (o *opener) find(ctx context.Context) (_ *session, err error) {
 	ctx, cancel := context.WithTimeout(ctx, statementLimit)
 	defer cancel()
 	s := &session{}
-	if err := migrations.Check(ctx, r.Pool, migrations.Walpost); err != nil {
+	if err := migrations.Check(ctx, o.Pool, migrations.Walpost); err != nil {
 		return nil, err
 	}
-	if s.slot, err = wal.FindSlot(ctx, r.Pool, r.Slot); err != nil {
+	if s.slot, err = wal.FindSlot(ctx, o.Pool, o.Slot); err != nil {
 		return nil, err
 	}
-	if err := wal.Preflight(ctx, r.Pool, s.slot != nil); err != nil {
+	if err := wal.Preflight(ctx, o.Pool, s.slot != nil); err != nil {
 		return nil, err
 	}
 	if s.slot != nil {
@@ -230,12 +230,12 @@ func (r *opener) find(ctx context.Context) (_ *session, err error) {
 		if s.slot.Active && s.slot.Confirmed != 0 {
 			// Nothing is touched that belongs to whoever reads it. After a broken connection that can be
 			// our own last session, until the server notices.
-			if err := r.lead.evict(ctx, s.slot.ActivePID); err != nil {
+			if err := o.lead.evict(ctx, s.slot.ActivePID); err != nil {
 				return nil, err
 			}
 		}
 	}
-	if s.conn, err = wal.Connect(ctx, r.ReplicationURL, r.lead.application()); err != nil {
+	if s.conn, err = wal.Connect(ctx, o.ReplicationURL, o.lead.application()); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -243,54 +243,54 @@ func (r *opener) find(ctx context.Context) (_ *session, err error) {
 			s.conn.Close()
 		}
 	}()
-	if err := r.lead.checkPlace(ctx, s.conn); err != nil { // before anything is made that would stay there
+	if err := o.lead.checkPlace(ctx, s.conn); err != nil { // before anything is made that would stay there
 		return nil, err
 	}
-	if err := r.lead.claim(ctx, s); err != nil {
+	if err := o.lead.claim(ctx, s); err != nil {
 		return nil, err
 	}
-	if s.slot, err = r.lead.awaitFree(ctx); err != nil { // no relay changes it from here on
+	if s.slot, err = o.lead.awaitFree(ctx); err != nil { // no relay changes it from here on
 		return nil, err
 	}
-	if s.record, err = store.ReadSlotRecord(ctx, r.Pool, r.Slot); err != nil {
+	if s.record, err = store.ReadSlotRecord(ctx, o.Pool, o.Slot); err != nil {
 		return nil, err
 	}
-	if s.tables, err = r.inspect(ctx); err != nil {
+	if s.tables, err = o.inspect(ctx); err != nil {
 		return nil, err
 	}
-	if s.published, err = slot.ReadPublished(ctx, r.Pool, r.Publication, r.Sources); err != nil {
+	if s.published, err = slot.ReadPublished(ctx, o.Pool, o.Publication, o.Sources); err != nil {
 		return nil, err
 	}
-	if s.budget = r.WALBudget; s.budget == Auto {
-		if s.budget, err = wal.DefaultBudget(ctx, r.Pool); err != nil {
+	if s.budget = o.WALBudget; s.budget == Auto {
+		if s.budget, err = wal.DefaultBudget(ctx, o.Pool); err != nil {
 			return nil, err
 		}
 	}
 	if s.system, err = s.conn.Identify(ctx); err != nil {
 		return nil, err
 	}
-	r.owed.Use(s.tables)
+	o.owed.Use(s.tables)
 	return s, nil
 }
 
-// alive reports whether the server still serves the replication connection with that pid.
-func (r *opener) alive(ctx context.Context, pid uint32) bool {
-	found, err := wal.FindSlot(ctx, r.Pool, r.Slot)
+// alive reports whether the slot is still served by the WAL sender with that pid.
+func (o *opener) alive(ctx context.Context, pid uint32) bool {
+	found, err := wal.FindSlot(ctx, o.Pool, o.Slot)
 	return err == nil && found != nil && found.ActivePID == int(pid)
 }
 
-// restartIfReadableAgain is asked why a stream cannot be read. Rows that were written while their table had another name or
-// lacked a column stay unreadable in the WAL, also after a person has fixed the table. Then the stream is of
-// no use up to there, and the table has all that it would bring: the slot is made again. While the table is not
-// as it should be, err stands, for the person.
-func (r *opener) restartIfReadableAgain(ctx context.Context, err error) error {
+// restartIfReadableAgain decides what to do about a stream that cannot be read. Rows that were written while their table
+// had another name or lacked a column stay unreadable in the WAL, even after a person has fixed the table. Once the table
+// is right, the slot is made again, because the table has every event that the stream would bring. Until then err is
+// returned, for the person.
+func (o *opener) restartIfReadableAgain(ctx context.Context, err error) error {
 	var mismatch *dispatch.MismatchError
 	if !errors.As(err, &mismatch) {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, statementLimit)
 	defer cancel()
-	if tables, inspectErr := r.inspect(ctx); inspectErr != nil || !r.publishes(ctx, tables) {
+	if tables, inspectErr := o.inspect(ctx); inspectErr != nil || !o.publishes(ctx, tables) {
 		return err
 	}
 	return &changed{unreadable: true, reason: fmt.Sprintf("the stream has rows from when a table was not as it is now (%v)", mismatch)}
@@ -298,8 +298,8 @@ func (r *opener) restartIfReadableAgain(ctx context.Context, err error) error {
 
 // publishes reports whether the publication carries the tables now, with all columns that are needed, and no
 // others: then a new slot brings nothing that cannot be read.
-func (r *opener) publishes(ctx context.Context, tables []*outbox.Table) bool {
-	all, err := wal.PublishedTables(ctx, r.Pool, r.Publication)
+func (o *opener) publishes(ctx context.Context, tables []*outbox.Table) bool {
+	all, err := wal.PublishedTables(ctx, o.Pool, o.Publication)
 	if err != nil || len(all) != len(tables) {
 		return false
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Options are what a relay is made of.
+// Options configures a relay.
 type Options struct {
 	// Pool is for the relay's own statements; subscribers have another one, so that they cannot starve it.
 	Pool *postgres.Pool
@@ -67,8 +67,8 @@ type Subscription struct {
 	RenamedFrom string
 }
 
-// wants reports whether events of a source and type go to the subscriber. No one can say whether one
-// without a type is wanted: it ends as a dead letter of everybody.
+// wants reports whether events of a source and type go to the subscriber. Every subscriber wants an event without a type:
+// no filter can judge it, so it becomes a dead letter of each of them.
 func (s Subscription) wants(source, eventType string) bool {
 	return s.Filter.Takes(source, eventType) && s.understands(eventType)
 }
@@ -77,7 +77,7 @@ func (s Subscription) understands(eventType string) bool {
 	return eventType == "" || s.Subscriber.Wants(eventType)
 }
 
-// filter is what the subscriber wants as data, to be kept.
+// filter returns what the subscriber wants, in the form in which it is recorded.
 func (s Subscription) filter() event.Filter {
 	filter := s.Filter
 	if typed, ok := s.Subscriber.(subscriber.TypedSubscriber); ok {
@@ -132,7 +132,7 @@ func (o *Options) holder() string {
 	return fmt.Sprintf("%s/%d", host, os.Getpid())
 }
 
-// settled is how long after its start the end of a process is soon.
+// settled is how long a process must have run before its end says nothing about the events that it handled.
 const settled = 5 * time.Minute
 
 // settledAfter is Options.Settled or its default.

@@ -8,7 +8,7 @@ import (
 	"github.com/backendstart/walpost/internal/lane"
 )
 
-// parts are the rooms between reception and confirmation. They outlive connections.
+// parts is everything between reception and confirmation. It outlives connections.
 type parts struct {
 	tracker  *ack.Tracker
 	dispatch *dispatch.Dispatcher

@@ -23,10 +23,10 @@ type membership struct {
 
 // readSubscribers reads what is recorded of all subscribers that the slot has ever had, and says of whom it does not
 // believe it.
-func (r *membership) readSubscribers(ctx context.Context, s *session) error {
+func (m *membership) readSubscribers(ctx context.Context, s *session) error {
 	known := make(map[string]stored)
-	err := postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) error {
-		subscribers, err := store.Subscribers(ctx, tx, r.Slot)
+	err := postgres.InTx(ctx, m.Pool, func(tx pgx.Tx) error {
+		subscribers, err := store.Subscribers(ctx, tx, m.Slot)
 		if err != nil {
 			return err
 		}
@@ -36,7 +36,7 @@ func (r *membership) readSubscribers(ctx context.Context, s *session) error {
 				k.goneAt = sub.GoneAt.Format(time.RFC3339)
 			}
 			if k.wants, err = parseWants([]byte(sub.Wants)); err != nil {
-				r.Log.Warn("what a subscriber wanted before cannot be read; it counts as everything", "subscriber", sub.Name, "err", err)
+				m.Log.Warn("what a subscriber wanted before cannot be read; it counts as everything", "subscriber", sub.Name, "err", err)
 			}
 			known[sub.Name] = k
 		}
@@ -50,8 +50,8 @@ func (r *membership) readSubscribers(ctx context.Context, s *session) error {
 	return nil
 }
 
-func (r *membership) readEnd(ctx context.Context, s *session) error {
-	return postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) (err error) {
+func (m *membership) readEnd(ctx context.Context, s *session) error {
+	return postgres.InTx(ctx, m.Pool, func(tx pgx.Tx) (err error) {
 		s.end, err = store.WALEnd(ctx, tx)
 		return err
 	})
@@ -59,12 +59,12 @@ func (r *membership) readEnd(ctx context.Context, s *session) error {
 
 // restartPositions lets the subscribers whose positions are not believed begin where the slot does, and all of them
 // where the server has become another one: their positions say nothing about this one.
-func (r *membership) restartPositions(ctx context.Context, tx pgx.Tx, s *session) error {
+func (m *membership) restartPositions(ctx context.Context, tx pgx.Tx, s *session) error {
 	names := s.doubted()
 	if s.record != nil && s.record.Epoch != s.epoch {
 		names = slices.Sorted(maps.Keys(s.known))
 	}
-	if err := store.RestartPositions(ctx, tx, r.Slot, s.system.ID, s.system.Timeline, s.epoch, names); err != nil {
+	if err := store.RestartPositions(ctx, tx, m.Slot, s.system.ID, s.system.Timeline, s.epoch, names); err != nil {
 		return err
 	}
 	for _, name := range names {
@@ -110,9 +110,9 @@ func plan(known map[string]stored, configured []asked, epoch int32, end place) [
 }
 
 // atTheBeginning is the plan for a slot before which there is nothing but debt.
-func (r *membership) atTheBeginning(s *session) []member {
-	members := make([]member, len(r.Subscriptions))
-	for i, sub := range r.configured() {
+func (m *membership) atTheBeginning(s *session) []member {
+	members := make([]member, len(m.Subscriptions))
+	for i, sub := range m.configured() {
 		members[i] = member{name: sub.name, after: event.Position{Epoch: s.epoch}, wants: from(sub.filter)}
 	}
 	return members
@@ -120,102 +120,102 @@ func (r *membership) atTheBeginning(s *session) []member {
 
 // startPositions finds from where each subscriber goes on with a slot that exists. One that is new to it,
 // or comes back after it had left the configuration, starts at now. One that has left ends at now.
-func (r *membership) startPositions(ctx context.Context, s *session) error {
-	if err := r.readEnd(ctx, s); err != nil {
+func (m *membership) startPositions(ctx context.Context, s *session) error {
+	if err := m.readEnd(ctx, s); err != nil {
 		return err
 	}
-	members := plan(s.known, r.configured(), s.epoch, place{s.epoch, s.end})
-	for i, m := range members {
-		if m.found == beginning {
-			if err := r.recordRetained(ctx, s, i); err != nil {
+	members := plan(s.known, m.configured(), s.epoch, place{s.epoch, s.end})
+	for i, of := range members {
+		if of.found == beginning {
+			if err := m.recordRetained(ctx, s, i); err != nil {
 				return err
 			}
 		}
 	}
-	err := r.inTerm(ctx, func(tx pgx.Tx) error {
-		return r.savePositions(ctx, tx, s, members)
+	err := m.inTerm(ctx, func(tx pgx.Tx) error {
+		return m.savePositions(ctx, tx, s, members)
 	})
 	if err != nil {
 		return err
 	}
 	s.members = members
-	r.logPositions(s)
+	m.logPositions(s)
 	return nil
 }
 
 // logDepartures names those that have left when the slot was made: all rows that wait are owed to them, too.
-func (r *membership) logDepartures(s *session) {
+func (m *membership) logDepartures(s *session) {
 	for _, name := range slices.Sorted(maps.Keys(s.known)) {
-		isMember := slices.ContainsFunc(s.members, func(m member) bool { return m.name == name })
+		isMember := slices.ContainsFunc(s.members, func(of member) bool { return of.name == name })
 		if k := s.known[name]; !isMember && len(k.wants) > 0 {
-			r.Log.Warn("subscriber has left the configuration; what waited before is owed to it until it is forgotten", "subscriber", name)
+			m.Log.Warn("subscriber has left the configuration; what waited before is owed to it until it is forgotten", "subscriber", name)
 		}
 	}
 }
 
-func (r *membership) logPositions(s *session) {
-	for _, m := range s.members {
-		k := s.known[m.name]
+func (m *membership) logPositions(s *session) {
+	for _, of := range s.members {
+		k := s.known[of.name]
 		switch {
-		case m.left && k.goneAt == "":
-			r.Log.Warn("subscriber has left the configuration; what committed before and it has not had is recorded as owed to it until it is forgotten",
-				"subscriber", m.name, "last_position", m.after, "lsn", s.end)
-		case m.left:
-			r.Log.Warn("subscriber has left the configuration, and not everything that committed before was recorded yet; that goes on",
-				"subscriber", m.name, "gone_since", k.goneAt, "last_position", m.after)
-		case m.found == isNew:
-			r.Log.Info("subscriber is new to this slot and starts at now", "subscriber", m.name, "lsn", s.end)
-		case m.found == isBack:
-			r.Log.Warn("subscriber is back in the configuration and starts at now; it has no event of the time between",
-				"subscriber", m.name, "gone_since", k.goneAt, "last_position", k.secured, "lsn", s.end)
-		case m.found == goesOn && len(m.wants) > 1:
-			r.Log.Info("what the subscriber wants has changed; that applies to what commits from now on", "subscriber", m.name, "lsn", s.end)
+		case of.left && k.goneAt == "":
+			m.Log.Warn("subscriber has left the configuration; what committed before and it has not had is recorded as owed to it until it is forgotten",
+				"subscriber", of.name, "last_position", of.after, "lsn", s.end)
+		case of.left:
+			m.Log.Warn("subscriber has left the configuration, and not everything that committed before was recorded yet; that goes on",
+				"subscriber", of.name, "gone_since", k.goneAt, "last_position", of.after)
+		case of.found == isNew:
+			m.Log.Info("subscriber is new to this slot and starts at now", "subscriber", of.name, "lsn", s.end)
+		case of.found == isBack:
+			m.Log.Warn("subscriber is back in the configuration and starts at now; it has no event of the time between",
+				"subscriber", of.name, "gone_since", k.goneAt, "last_position", k.secured, "lsn", s.end)
+		case of.found == goesOn && len(of.wants) > 1:
+			m.Log.Info("what the subscriber wants has changed; that applies to what commits from now on", "subscriber", of.name, "lsn", s.end)
 		}
 	}
 }
 
 // savePositions writes where each subscriber begins and what it wants. Those that are no members have left, and
 // there is nothing more to record of them.
-func (r *membership) savePositions(ctx context.Context, tx pgx.Tx, s *session, members []member) error {
+func (m *membership) savePositions(ctx context.Context, tx pgx.Tx, s *session, members []member) error {
 	starts := make([]store.SubscriberStart, len(members))
-	for i, m := range members {
-		starts[i] = store.SubscriberStart{Name: m.name, After: m.after, Wants: m.wants.encode(), Left: m.left}
+	for i, of := range members {
+		starts[i] = store.SubscriberStart{Name: of.name, After: of.after, Wants: of.wants.encode(), Left: of.left}
 	}
-	return store.SaveStarts(ctx, tx, r.Slot, s.system.ID, s.system.Timeline, starts)
+	return store.SaveStarts(ctx, tx, m.Slot, s.system.ID, s.system.Timeline, starts)
 }
 
 // depart records that everything that committed before a subscriber left is delivered or owed: from here on it
 // holds nothing.
-func (r *membership) depart(ctx context.Context, name string, at event.Position) error {
+func (m *membership) depart(ctx context.Context, name string, at event.Position) error {
 	ctx, cancel := context.WithTimeout(ctx, statementLimit)
 	defer cancel()
-	return r.inTerm(ctx, func(tx pgx.Tx) error {
-		return store.RecordDeparture(ctx, tx, r.Slot, name, at)
+	return m.inTerm(ctx, func(tx pgx.Tx) error {
+		return store.RecordDeparture(ctx, tx, m.Slot, name, at)
 	})
 }
 
 // recordRetained makes all rows that the tables have a debt of one subscriber that is new to the slot.
 // What the stream brings of them once more is looked up until it is past this moment, which moves the
 // horizon. (docs/postgres.md §5, B)
-func (r *membership) recordRetained(ctx context.Context, s *session, subscriber int) error {
+func (m *membership) recordRetained(ctx context.Context, s *session, subscriber int) error {
 	begun := time.Now()
-	sub := r.Subscriptions[subscriber]
+	sub := m.Subscriptions[subscriber]
 	name := sub.Subscriber.Name()
-	r.Log.Info("subscriber is new to this slot and starts at the beginning", "subscriber", name)
+	m.Log.Info("subscriber is new to this slot and starts at the beginning", "subscriber", name)
 	// A row that is not marked may be behind the slot while its commit still waits for a standby.
 	unmarked := slices.DeleteFunc(slices.Clone(s.tables), (*outbox.Table).Marks)
-	if err := r.awaitWritersOf(ctx, "the new subscriber", unmarked); err != nil {
+	if err := m.awaitWritersOf(ctx, "the new subscriber", unmarked); err != nil {
 		return err
 	}
 	var rows int64
-	err := r.inTerm(ctx, func(tx pgx.Tx) (err error) {
+	err := m.inTerm(ctx, func(tx pgx.Tx) (err error) {
 		at := event.Position{Epoch: s.epoch, Commit: s.confirmed - 1} // before all that the stream brings
-		rows, err = r.rows.record(ctx, tx, s, recording{at: at, tables: s.tables, retained: true, to: []recipient{{name: name, wants: sub.wants}}})
+		rows, err = m.rows.record(ctx, tx, s, recording{at: at, tables: s.tables, retained: true, to: []recipient{{name: name, wants: sub.wants}}})
 		return err
 	})
 	if err != nil {
 		return fmt.Errorf("record the rows before subscriber %q: %w", name, err)
 	}
-	r.Log.Info("rows before the subscriber are recorded as owed and sent first", "subscriber", name, "rows", rows, "took", time.Since(begun))
+	m.Log.Info("rows before the subscriber are recorded as owed and sent first", "subscriber", name, "rows", rows, "took", time.Since(begun))
 	return nil
 }

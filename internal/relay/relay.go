@@ -1,7 +1,10 @@
-// Package relay is the corridor: it opens the rooms in order (publication, slot, stream), hands what
-// package wal reads to package dispatch, records what package ack says is finished, and lets package wal
-// confirm what is recorded. It holds no queue and knows no protocol. Who shows what it does is package
-// ops; who builds and stops it is package app.
+// Package relay runs the pipeline: it opens the slot, hands what package wal reads to package dispatch, records what
+// package ack reports as finished, and lets package wal confirm what is recorded. It holds no queue, knows no protocol
+// and has no SQL.
+//
+// Read Relay.run first, then opener.open (how a session begins), builder.build (which parts there are) and
+// recorder.record (what is written before a position is confirmed). Package app starts and stops a relay; package ops
+// shows its Health and Progress.
 package relay
 
 import (
@@ -26,7 +29,7 @@ const (
 	recordLimit = 2800 * time.Millisecond
 )
 
-// errOutOfTime is the cause with which everything ends that a stop has waited for too long.
+// errOutOfTime is the cause of every context that is cancelled because a stop took too long.
 var errOutOfTime = errors.New("the time for the stop is over")
 
 // withTimeForStop returns a context that ends when ctx has ended and the time for a stop is over.
@@ -90,8 +93,8 @@ func (r *Relay) refreshLanes() {
 	}
 }
 
-// Run streams until ctx ends and everything in hand is finished or the drain is over. It comes back from
-// every loss of Postgres by itself; it returns an error when a person must act.
+// Run streams until ctx ends and everything in hand is finished, or the drain is over. It recovers from every loss of
+// Postgres by itself, and returns an error only when a person must act.
 func (r *Relay) Run(ctx context.Context) error {
 	var keeping sync.WaitGroup
 	keep, end := context.WithCancel(context.WithoutCancel(ctx))
@@ -112,8 +115,8 @@ func (r *Relay) Run(ctx context.Context) error {
 	return err
 }
 
-// run lives as long as the slot and the database are what they were, then builds everything again: memory
-// yields to the database.
+// run opens a session, builds the parts and lets them run. When the slot or the database turns out to be another one, it
+// throws them away and begins again from what the database says.
 func (r *Relay) run(ctx context.Context) error {
 	hard, cancel := r.withTimeForStop(ctx)
 	defer cancel()
@@ -181,9 +184,9 @@ func (r *Relay) run(ctx context.Context) error {
 	}
 }
 
-// live runs the rooms until ctx ends or a person must act; or until something has changed, and says what.
+// live runs the parts until ctx ends, a person must act, or the database has changed; then it returns the change.
 func (r *Relay) live(ctx context.Context, first *session, safeMode bool, found *quarantined) (*changed, error) {
-	// What ends the run for any reason ends it softly: what is in hand is finished and recorded.
+	// Whatever ends the run, what is in hand is still finished and recorded.
 	run, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	hard, cancel := r.withTimeForStop(run)
@@ -225,8 +228,8 @@ func (r *Relay) live(ctx context.Context, first *session, safeMode bool, found *
 	return nil, errors.Join(err, <-ended)
 }
 
-// stream reads the slot, and again after every loss of the connection, until ctx ends or a person must
-// act. At the end of hard it waits for nothing more.
+// stream reads the slot until ctx ends or a person must act, and connects again after every loss of the connection. When
+// hard ends it stops waiting.
 func (r *Relay) stream(ctx, hard context.Context, s *session, p *parts) error {
 	var before serverError
 	for short := 0; ; {
@@ -273,8 +276,8 @@ func (r *Relay) stream(ctx, hard context.Context, s *session, p *parts) error {
 	}
 }
 
-// whileStopping keeps an error of the connection from making a failure of a stop that was asked for: what
-// was not confirmed comes again.
+// whileStopping drops an error of the connection during a stop: the stop is still clean, and what was not confirmed
+// comes again.
 func (r *Relay) whileStopping(err error) error {
 	if err == nil {
 		return nil

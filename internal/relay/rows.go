@@ -46,10 +46,10 @@ type rowDebts struct{ *base }
 // recipients are the subscribers that are meant, of those in the configuration and those that have left it and have
 // not had everything that committed before. A row has no place in the WAL, so that those whose filter has changed
 // want what any of their filters takes.
-func (r *rowDebts) recipients(s *session, meant func(name string, fromBeginning bool) bool) []recipient {
+func (d *rowDebts) recipients(s *session, meant func(name string, fromBeginning bool) bool) []recipient {
 	var to []recipient
 	inConfig := make(map[string]bool)
-	for _, sub := range r.Subscriptions {
+	for _, sub := range d.Subscriptions {
 		name := sub.Subscriber.Name()
 		inConfig[name] = true
 		if !meant(name, sub.FromBeginning) {
@@ -83,7 +83,7 @@ func (r *rowDebts) recipients(s *session, meant func(name string, fromBeginning 
 //
 // The stream brings some of them as well. They are known by their ids: a lane pays nothing
 // before it has looked up all that was written before the stream began.
-func (r *rowDebts) record(ctx context.Context, tx pgx.Tx, s *session, o recording) (int64, error) {
+func (d *rowDebts) record(ctx context.Context, tx pgx.Tx, s *session, o recording) (int64, error) {
 	// It writes only now and then, while the other transaction reads. And the next leader waits for its end.
 	if err := postgres.LetIdle(ctx, tx); err != nil {
 		return 0, err
@@ -91,23 +91,23 @@ func (r *rowDebts) record(ctx context.Context, tx pgx.Tx, s *session, o recordin
 	var rows int64
 	attempt := func(rowByRow bool) error {
 		return pgx.BeginFunc(ctx, tx, func(savepoint pgx.Tx) (err error) {
-			rows, err = r.recordOnce(ctx, savepoint, s, o, rowByRow)
+			rows, err = d.recordOnce(ctx, savepoint, s, o, rowByRow)
 			return err
 		})
 	}
 	err := attempt(false)
 	if outbox.Unreadable(err) {
-		r.Log.Warn("the server cannot send a value of a row; rows are read one by one, and what cannot be read becomes a dead letter", "err", err)
+		d.Log.Warn("the server cannot send a value of a row; rows are read one by one, and what cannot be read becomes a dead letter", "err", err)
 		err = attempt(true)
 	}
 	return rows, err
 }
 
-func (r *rowDebts) recordOnce(ctx context.Context, tx pgx.Tx, s *session, o recording, rowByRow bool) (int64, error) {
+func (d *rowDebts) recordOnce(ctx context.Context, tx pgx.Tx, s *session, o recording, rowByRow bool) (int64, error) {
 	begun := time.Now()
 	position := o.at
-	debts := &waitingRows{debt: r.owed, tx: tx, epoch: s.epoch, recording: o, owed: make([][]lane.Owed, len(o.to)), moved: make([][]lane.Owed, len(o.to))}
-	err := postgres.InSnapshot(ctx, r.Pool, o.snapshot, func(reading pgx.Tx) error {
+	debts := &waitingRows{debt: d.owed, tx: tx, epoch: s.epoch, recording: o, owed: make([][]lane.Owed, len(o.to)), moved: make([][]lane.Owed, len(o.to))}
+	err := postgres.InSnapshot(ctx, d.Pool, o.snapshot, func(reading pgx.Tx) error {
 		bound := position.Commit // nothing in the snapshot of a new slot committed where it begins, or later
 		if o.snapshot == "" {
 			var err error
@@ -124,7 +124,7 @@ func (r *rowDebts) recordOnce(ctx context.Context, tx pgx.Tx, s *session, o reco
 			case o.retained, o.repair && !table.Marks() && table.Source.RepairAll:
 				read = table.Retained
 			case table.Published == "":
-				r.Log.Warn("the table has no published column, so no one knows which of its rows wait; none is sent", "source", table.Source.Name)
+				d.Log.Warn("the table has no published column, so no one knows which of its rows wait; none is sent", "source", table.Source.Name)
 				continue
 			}
 			debts.table = table
@@ -134,7 +134,7 @@ func (r *rowDebts) recordOnce(ctx context.Context, tx pgx.Tx, s *session, o reco
 					ev.CommittedAt = begun
 				}
 				position.Ordinal++
-				ev.Limit(r.MaxEvent)
+				ev.Limit(d.MaxEvent)
 				return debts.add(ctx, ev)
 			})
 			if err != nil {

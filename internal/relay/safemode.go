@@ -25,19 +25,19 @@ type safeMode struct{ *base }
 // forgetStarts takes the count of unclean ends back when the process has lived long enough. Neither a confirm nor an
 // event that was delivered does: the event that ends the process may be in a debt or a replay, beside a stream that
 // is well.
-func (r *safeMode) forgetStarts(ctx context.Context) {
-	pause(ctx, r.settledAfter())
+func (m *safeMode) forgetStarts(ctx context.Context) {
+	pause(ctx, m.settledAfter())
 	if ctx.Err() == nil {
-		r.endClean(ctx)
+		m.endClean(ctx)
 	}
 }
 
 // countStart notes that a process begins to use the slot. A clean stop, and a life that is long enough, take the
 // count back.
-func (r *safeMode) countStart(ctx context.Context) (unclean int, found *quarantined, err error) {
+func (m *safeMode) countStart(ctx context.Context) (unclean int, found *quarantined, err error) {
 	var text json.RawMessage
-	err = postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) error {
-		unclean, text, err = store.CountUncleanStart(ctx, tx, r.Slot)
+	err = postgres.InTx(ctx, m.Pool, func(tx pgx.Tx) error {
+		unclean, text, err = store.CountUncleanStart(ctx, tx, m.Slot)
 		return err
 	})
 	switch {
@@ -59,12 +59,12 @@ var errSafeModeDone = &changed{reason: "everything that was in the WAL at the st
 // awaitEnd ends safe mode when the process has lived long enough and everything has been handed over that earlier
 // processes can have had in hand: the event that ended them is among that. The process may have been ended by
 // something else, too, and one event at a time is slow.
-func (r *safeMode) awaitEnd(ctx context.Context, s *session, p *parts, stop context.CancelCauseFunc) {
-	pause(ctx, r.settledAfter())
+func (m *safeMode) awaitEnd(ctx context.Context, s *session, p *parts, stop context.CancelCauseFunc) {
+	pause(ctx, m.settledAfter())
 	for ctx.Err() == nil {
-		over, err := r.handedOver(ctx, s, p)
+		over, err := m.handedOver(ctx, s, p)
 		if err != nil && ctx.Err() == nil {
-			r.Log.Warn("cannot look what safe mode still has to hand over, will try again", "err", err)
+			m.Log.Warn("cannot look what safe mode still has to hand over, will try again", "err", err)
 		}
 		if over && err == nil {
 			stop(errSafeModeDone)
@@ -76,8 +76,8 @@ func (r *safeMode) awaitEnd(ctx context.Context, s *session, p *parts, stop cont
 
 // handedOver reports whether a window of live events, 1,000 deliveries of each debt and a page of each replay have
 // been handed over, or as many as there are. A paused subscriber is handed nothing.
-func (r *safeMode) handedOver(ctx context.Context, s *session, p *parts) (bool, error) {
-	counts, err := r.owed.Counts(ctx)
+func (m *safeMode) handedOver(ctx context.Context, s *session, p *parts) (bool, error) {
+	counts, err := m.owed.Counts(ctx)
 	if err != nil {
 		return false, err
 	}
@@ -87,7 +87,7 @@ func (r *safeMode) handedOver(ctx context.Context, s *session, p *parts) (bool, 
 			waiting[c.Subscriber] = int(c.Number)
 		}
 	}
-	replays, err := replay.NewStore(r.Pool, r.Slot, nil, nil).Open(ctx)
+	replays, err := replay.NewStore(m.Pool, m.Slot, nil, nil).Open(ctx)
 	if err != nil {
 		return false, err
 	}
@@ -97,8 +97,8 @@ func (r *safeMode) handedOver(ctx context.Context, s *session, p *parts) (bool, 
 		}
 		handed := p.guard.handedTo(l.Name())
 		_, oldest := p.tracker.OpenOf(i)
-		caughtUp := r.wal.Received() >= s.horizon && (oldest == nil || oldest.Position.Commit >= s.horizon)
-		if !caughtUp && handed.live < r.Window.Events || handed.owed < min(debtInHand, waiting[l.Name()]) {
+		caughtUp := m.wal.Received() >= s.horizon && (oldest == nil || oldest.Position.Commit >= s.horizon)
+		if !caughtUp && handed.live < m.Window.Events || handed.owed < min(debtInHand, waiting[l.Name()]) {
 			return false, nil
 		}
 		for _, open := range replays {
@@ -111,9 +111,9 @@ func (r *safeMode) handedOver(ctx context.Context, s *session, p *parts) (bool, 
 }
 
 // endClean notes that the process ended as it was told to.
-func (r *safeMode) endClean(ctx context.Context) {
-	err := postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) error { return store.ForgetStarts(ctx, tx, r.Slot) })
+func (m *safeMode) endClean(ctx context.Context) {
+	err := postgres.InTx(ctx, m.Pool, func(tx pgx.Tx) error { return store.ForgetStarts(ctx, tx, m.Slot) })
 	if err != nil {
-		r.Log.Warn("cannot note that this was a clean stop", "err", err)
+		m.Log.Warn("cannot note that this was a clean stop", "err", err)
 	}
 }

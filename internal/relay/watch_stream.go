@@ -22,7 +22,7 @@ const (
 type streamWatch struct{ *base }
 
 // run watches until ctx ends, or until something has changed, which stop gets.
-func (r *streamWatch) run(ctx context.Context, s *session, p *parts, stop context.CancelCauseFunc) {
+func (w *streamWatch) run(ctx context.Context, s *session, p *parts, stop context.CancelCauseFunc) {
 	fingerprint := s.fingerprint
 	var held hold
 	var quiet silence
@@ -30,11 +30,11 @@ func (r *streamWatch) run(ctx context.Context, s *session, p *parts, stop contex
 	defer ticker.Stop()
 	for {
 		limited, cancel := context.WithTimeout(ctx, statementLimit)
-		held, quiet = r.observe(limited, held, quiet)
-		r.refreshTables(limited, p.ledger)
+		held, quiet = w.observe(limited, held, quiet)
+		w.refreshTables(limited, p.ledger)
 		var err error
-		fingerprint, err = r.publicationChanged(limited, s.tables, fingerprint)
-		lead := r.fence.Check(limited, r.Pool)
+		fingerprint, err = w.publicationChanged(limited, s.tables, fingerprint)
+		lead := w.fence.Check(limited, w.Pool)
 		cancel()
 		// Any other error here is one of the stream as well, and told there.
 		for _, err := range []error{lead, err} {
@@ -53,15 +53,15 @@ func (r *streamWatch) run(ctx context.Context, s *session, p *parts, stop contex
 
 // refreshTables reads again what is known of the sources' tables. A column whose type was changed, or a new primary
 // key, would make marks and reads of the debt fail for ever.
-func (r *streamWatch) refreshTables(ctx context.Context, ledger *tableLedger) {
+func (w *streamWatch) refreshTables(ctx context.Context, ledger *tableLedger) {
 	known := ledger.tables.BySource()
 	var tables []*outbox.Table
 	changed := false
-	for _, source := range r.Sources {
+	for _, source := range w.Sources {
 		if source.Messages != "" {
 			continue
 		}
-		table, err := source.Inspect(ctx, r.Pool)
+		table, err := source.Inspect(ctx, w.Pool)
 		if err != nil {
 			return // who needs the table says so
 		}
@@ -69,27 +69,27 @@ func (r *streamWatch) refreshTables(ctx context.Context, ledger *tableLedger) {
 		if before != nil && before.Marks() && !table.Marks() {
 			return // a mark that fails says that the column is gone; without one no one would
 		}
-		table.OnMissing = func(gone, replaced int) { r.noteMissing(source.Name, gone, replaced) }
+		table.OnMissing = func(gone, replaced int) { w.noteMissing(source.Name, gone, replaced) }
 		tables = append(tables, table)
 		changed = changed || !table.Same(before)
 	}
 	if changed {
-		r.Log.Info("a table was altered; what is known of it is read again", "slot", r.Slot)
+		w.Log.Info("a table was altered; what is known of it is read again", "slot", w.Slot)
 		ledger.use(tables)
 	}
 }
 
 // observe brings what comes from SQL up to date, and returns what to compare the next look with. While
 // Postgres is away it all stays as it was.
-func (r *streamWatch) observe(ctx context.Context, held hold, quiet silence) (hold, silence) {
-	if found, err := wal.FindSlot(ctx, r.Pool, r.Slot); err == nil && found != nil {
-		held, quiet = r.heldBack(found.HeldBackBy, held), r.watchSilence(quiet, *found)
+func (w *streamWatch) observe(ctx context.Context, held hold, quiet silence) (hold, silence) {
+	if found, err := wal.FindSlot(ctx, w.Pool, w.Slot); err == nil && found != nil {
+		held, quiet = w.heldBack(found.HeldBackBy, held), w.watchSilence(quiet, *found)
 	}
-	if counts, err := r.owed.Counts(ctx); err == nil {
-		r.metrics.showOwed(r.names(), counts)
+	if counts, err := w.owed.Counts(ctx); err == nil {
+		w.metrics.showOwed(w.names(), counts)
 	}
-	if lost, err := r.owed.Lost(ctx); err == nil {
-		r.condition.setLost(lost)
+	if lost, err := w.owed.Lost(ctx); err == nil {
+		w.condition.setLost(lost)
 	}
 	return held, quiet
 }
@@ -102,38 +102,38 @@ type hold struct {
 
 // heldBack tells of a server that has held the stream back from one look to the next. A moment of it is what
 // happens at every commit.
-func (r *streamWatch) heldBack(by string, before hold) hold {
-	now := hold{by, r.wal.Received()}
+func (w *streamWatch) heldBack(by string, before hold) hold {
+	now := hold{by, w.wal.Received()}
 	problem := ""
 	if by != "" && now == before {
 		problem = fmt.Sprintf("the server sends no event before the standbys of synchronized_standby_slots (%s) have it, and one of them does not move: "+
 			"bring it back, or take it off that setting and reload; walpost doctor says which", by)
 	}
-	r.condition.setHeld(problem)
+	w.condition.setHeld(problem)
 	return now
 }
 
 // publicationChanged compares what the publication carries with what is recorded. A table that was taken off it and put
 // back, or made again under its name, leaves a hole that no message of the stream tells. It returns what is recorded
 // now.
-func (r *streamWatch) publicationChanged(ctx context.Context, tables []*outbox.Table, before store.Fingerprint) (store.Fingerprint, error) {
-	published, err := slot.ReadPublished(ctx, r.Pool, r.Publication, r.Sources)
+func (w *streamWatch) publicationChanged(ctx context.Context, tables []*outbox.Table, before store.Fingerprint) (store.Fingerprint, error) {
+	published, err := slot.ReadPublished(ctx, w.Pool, w.Publication, w.Sources)
 	switch {
 	case errors.Is(err, slot.ErrNoTable): // perhaps it is made again in a moment
-		r.condition.setTrouble(err.Error() + ": nothing comes from it; when it is there again, its unpublished rows are sent")
+		w.condition.setTrouble(err.Error() + ": nothing comes from it; when it is there again, its unpublished rows are sent")
 		return before, nil
 	case err != nil:
 		return before, err
 	case !published.Exists:
-		return before, &changed{reason: fmt.Sprintf("publication %q is gone", r.Publication)}
+		return before, &changed{reason: fmt.Sprintf("publication %q is gone", w.Publication)}
 	}
-	r.condition.setTrouble("")
+	w.condition.setTrouble("")
 	difference := slot.Compare(before, published.Now)
 	if len(difference.Changed) > 0 {
 		return before, &changed{reason: "what the publication carries was changed: rows may be missing from the stream"}
 	}
 	for _, table := range tables {
-		if waits, err := table.WaitsIn(ctx, r.Pool, difference.Partitions); waits || err != nil {
+		if waits, err := table.WaitsIn(ctx, w.Pool, difference.Partitions); waits || err != nil {
 			if err == nil {
 				err = &changed{reason: "a partition has come with rows that were not streamed"}
 			}
@@ -141,15 +141,15 @@ func (r *streamWatch) publicationChanged(ctx context.Context, tables []*outbox.T
 		}
 	}
 	now := difference.Record(published.Now, difference.SecondPass)
-	return now, r.replaceFingerprint(ctx, before, now)
+	return now, w.replaceFingerprint(ctx, before, now)
 }
 
 // watchSilence tells of a sender that seems to be frozen.
-func (r *streamWatch) watchSilence(before silence, slot wal.Slot) silence {
+func (w *streamWatch) watchSilence(before silence, slot wal.Slot) silence {
 	now := time.Now()
-	look := senderLook{pid: slot.ActivePID, heard: r.wal.Heard(), activity: slot.Activity, end: slot.End}
+	look := senderLook{pid: slot.ActivePID, heard: w.wal.Heard(), activity: slot.Activity, end: slot.End}
 	after, silent := before.next(now, look)
-	r.metrics.silent.Set(silent.Seconds())
+	w.metrics.silent.Set(silent.Seconds())
 	problem := ""
 	if silent > silenceLimit {
 		problem = fmt.Sprintf("the server has sent nothing for %v, although its WAL has grown by %d bytes meanwhile, and its WAL sender (pid %d) shows no sign of work: "+
@@ -157,17 +157,17 @@ func (r *streamWatch) watchSilence(before silence, slot wal.Slot) silence {
 			"and one that does not come back a restart of the server",
 			now.Sub(look.heard).Round(time.Second), look.end-after.first.end, look.pid)
 	}
-	r.condition.setSilent(problem)
+	w.condition.setSilent(problem)
 	return after
 }
 
 // awaitSecondPass waits for the transactions that a repair has found at work, while the stream goes on, and then begins
 // everything again: nothing is in hand during the second pass.
-func (r *streamWatch) awaitSecondPass(ctx context.Context, s *session, stop context.CancelCauseFunc) {
+func (w *streamWatch) awaitSecondPass(ctx context.Context, s *session, stop context.CancelCauseFunc) {
 	if len(s.writers) == 0 {
 		return
 	}
-	if r.awaitWriters(ctx, "the second pass of the repair", s.writers) == nil {
+	if w.awaitWriters(ctx, "the second pass of the repair", s.writers) == nil {
 		stop(&changed{reason: "every transaction that the repair has to wait for has ended", writersEnded: true})
 	}
 }
