@@ -18,6 +18,7 @@ import (
 	"github.com/backendstart/walpost/internal/admin"
 	"github.com/backendstart/walpost/internal/config"
 	"github.com/backendstart/walpost/internal/doctor"
+	"github.com/backendstart/walpost/internal/eventschema"
 	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/lease"
 	"github.com/backendstart/walpost/internal/logs"
@@ -105,6 +106,11 @@ func newRelay(ctx context.Context, options config.Relay, mail config.Mail, kinds
 		return nil, config.Invalid(fmt.Errorf("database_url: pool_max_conns is %d, and a first start or a repair holds %d sessions at a time: "+
 			"set it to %d or more, or leave it out", has, relay.Sessions, relay.Sessions))
 	}
+	sources, err := withSchemas(SourcesOf(options.Flow), options.Flow)
+	if err != nil {
+		b.close()
+		return nil, err
+	}
 	subscribers, err := kinds.build(options.Flow, Room{Pool: b.pools[1], Slot: options.Slot, Log: log.Logger, Mail: mail})
 	if err != nil {
 		b.close()
@@ -130,7 +136,7 @@ func newRelay(ctx context.Context, options config.Relay, mail config.Mail, kinds
 		ReplicationURL: options.Stream().Live(),
 		Slot:           options.Slot,
 		Publication:    options.Publication,
-		Sources:        SourcesOf(options.Flow),
+		Sources:        sources,
 		Subscriptions:  subscriptions,
 		Window:         ack.Window{Events: options.WindowEvents, Bytes: int64(options.WindowBytes)},
 		MaxEvent:       int(options.MaxEvent),
@@ -214,6 +220,21 @@ func SourcesOf(flow config.Flow) []*outbox.Source {
 		}
 	}
 	return sources
+}
+
+// withSchemas compiles the schemas of a flow's sources.
+func withSchemas(sources []*outbox.Source, flow config.Flow) ([]*outbox.Source, error) {
+	for i, s := range flow.Sources {
+		if s.Schema == "" {
+			continue
+		}
+		schema, err := eventschema.Read(s.Schema)
+		if err != nil {
+			return nil, config.Invalid(fmt.Errorf("source %q: schema: %w", s.Name, err))
+		}
+		sources[i].JSONSchema = schema
+	}
+	return sources, nil
 }
 
 // NewAdmin returns what operators may see and change of a slot.

@@ -37,7 +37,8 @@ var rooms = []room{
 	{"safefile", ""},
 	{"mask", ""},
 	{"printable", ""},
-	{"config", "event safefile"},
+	{"eventschema", "safefile"},
+	{"config", "event eventschema safefile"},
 	{"logs", ""},
 	{"postgres", "safefile"},
 	{"pgserver", ""},
@@ -72,7 +73,7 @@ var rooms = []room{
 	{"lessons/httpapi", "lessons postgres safefile strictjson"},
 
 	// app builds the parts of the program, cli calls it; bench measures with processes of the same program.
-	{"app", "ack admin config doctor lane lease lessons lessons/httpapi logs mask ops outbox pgserver postgres relay sink/webhook subscriber"},
+	{"app", "ack admin config doctor eventschema lane lease lessons lessons/httpapi logs mask ops outbox pgserver postgres relay sink/webhook subscriber"},
 	{"bench", "event lessons pgserver postgres subscriber"},
 	{"cli", "admin app bench config debt doctor lane lessons/httpapi logs mask postgres printable relay replay subscriber wal"},
 

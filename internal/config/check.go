@@ -9,6 +9,8 @@ import (
 	"time"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/backendstart/walpost/internal/eventschema"
 )
 
 // Error is everything that is wrong with the options, so that one reading fixes it all. It is the
@@ -60,6 +62,7 @@ type checker struct {
 	problems *problems
 	where    func(path string) int
 	checks   map[string]Check
+	delivers bool   // the command uses what only delivery needs
 	at       string // path of the source or subscriber that is being looked at
 	label    string // the same for people
 }
@@ -137,6 +140,11 @@ func (c *checker) source(s Source, tables map[string]bool) {
 	}
 	if _, err := time.LoadLocation(s.TimeZone); err != nil || s.TimeZone == "Local" {
 		c.fail("time_zone", "%q is no time zone: write its name as in the IANA database, Asia/Tokyo", s.TimeZone)
+	}
+	if s.Schema != "" && c.delivers {
+		if _, err := eventschema.Read(s.Schema); err != nil {
+			c.fail("schema", "%w", err)
+		}
 	}
 	for role, columns := range s.Columns {
 		if !slices.Contains(columnRoles, role) {

@@ -245,10 +245,15 @@ func (d *document) flow(kinds []string, checks map[string]Check, delivers bool) 
 	if len(named.Subscribers) > 0 {
 		flow.Subscribers = named.Subscribers
 	}
+	for i := range flow.Sources {
+		if schema := &flow.Sources[i].Schema; *schema != "" && !filepath.IsAbs(*schema) {
+			*schema = filepath.Join(filepath.Dir(d.file), *schema)
+		}
+	}
 	if !delivers {
 		checks = nil
 	}
-	(&checker{problems: &d.problems, where: d.lineOf, checks: checks}).flow(flow, kinds)
+	(&checker{problems: &d.problems, where: d.lineOf, checks: checks, delivers: delivers}).flow(flow, kinds)
 	return flow, nil
 }
 

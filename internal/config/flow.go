@@ -64,6 +64,8 @@ type Source struct {
 	Rows string `yaml:"rows,omitempty"`
 	// Retention is how long a published row is kept before walpost deletes it; 0 is for ever.
 	Retention Retention `yaml:"retention"`
+	// Schema is the path of a JSON Schema that payloads have to fit, "" for none; in the file it may be relative to that.
+	Schema string `yaml:"schema,omitempty"`
 	// TimeZone is the zone that the values of a time column without one are in, by its IANA name; "" is UTC.
 	TimeZone string `yaml:"time_zone,omitempty"`
 }

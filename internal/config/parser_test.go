@@ -550,3 +550,27 @@ subscribers: [{name: copy, kind: recording}]
 	wantProblems(t, err, `"a.b.c" is not schema.table`, "key: one column is expected", `"\"a.b\"" is not schema.table`,
 		`"" is no name of a header`, `h: "" is not a column`, `"public.o" already belongs to another source`, "columns, headers, rows")
 }
+
+func TestParse_compilesTheSchemaOfASource(t *testing.T) {
+	folder := t.TempDir()
+	write := func(name, text string) string {
+		path := filepath.Join(folder, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	file := func(schema string) map[string]string {
+		return map[string]string{"WALPOST_CONFIG": write("w.yaml", "sources: [{name: s, table: a.b, schema: "+schema+"}]\nsubscribers: [{name: copy, kind: recording}]\n")}
+	}
+	good := write("good.json", `{"type": "object"}`)
+	write("bad.json", `{"$ref": "https://shop.example/x.json"}`)
+	got, err := parse(t, "", file("good.json"))
+	if err != nil || got.flow.Sources[0].Schema != good {
+		t.Errorf("got %+v, %v, want the path of the schema, seen from the configuration", got.flow.Sources, err)
+	}
+	_, err = parse(t, "", file("bad.json"))
+	wantProblems(t, err, "schema: "+filepath.Join(folder, "bad.json")+" is no JSON Schema: it refers to https://shop.example/x.json")
+	_, err = parse(t, "", file("nowhere.json"))
+	wantProblems(t, err, "nowhere.json")
+}

@@ -101,7 +101,7 @@ type source struct {
 	wanted                    map[string][]int // by type: the subscribers that want it
 }
 
-// maxKept is how large a column of an event over max_event may be to be kept: names and keys are.
+// maxKept is how large a text of an event over max_event may be to be kept: names and keys are.
 const maxKept = 4096
 
 // maxGathered is after how many events the lanes get theirs although there is more to read.
@@ -296,14 +296,7 @@ func (d *Dispatcher) event(layout *outbox.Layout, values [][]byte) *event.Event 
 	if size <= d.maxEvent {
 		return layout.EventOn(&d.shelf, values)
 	}
-	small := slices.Clone(values)
-	for i, value := range small {
-		if len(value) > maxKept {
-			small[i] = nil
-		}
-	}
-	ev := layout.Event(small)
-	ev.Payload, ev.Headers = nil, nil
+	ev := layout.Large(values, maxKept)
 	ev.Invalid = fmt.Sprintf("the event has %d bytes, max_event is %d; its payload was not kept and stands in its row", size, d.maxEvent)
 	return ev
 }

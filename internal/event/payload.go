@@ -1,6 +1,11 @@
 package event
 
-import "fmt"
+import (
+	"bytes"
+	"encoding/hex"
+	"errors"
+	"fmt"
+)
 
 // A PayloadType says what the text of a payload stands for: the type of its column.
 type PayloadType uint8
@@ -28,4 +33,16 @@ func ParsePayloadType(name string) (PayloadType, error) {
 		}
 	}
 	return 0, fmt.Errorf("payload type %q is none of %q", name, payloadTypes)
+}
+
+// Body is the payload as a receiver gets it, nil for SQL NULL: of a bytea its bytes, of any other type its text.
+func (e *Event) Body() ([]byte, error) {
+	if e.PayloadType != Binary || e.Payload == nil {
+		return e.Payload, nil
+	}
+	digits, found := bytes.CutPrefix(e.Payload, []byte(`\x`))
+	if !found {
+		return nil, errors.New(`the payload is no bytea: it does not begin with \x`)
+	}
+	return hex.AppendDecode(make([]byte, 0, len(digits)/2), digits)
 }

@@ -168,6 +168,7 @@ func (s *Source) EventFromMessage(content []byte) *event.Event {
 	if e.Invalid != "" {
 		e.Payload, e.Headers = asText(content), nil
 	}
+	s.checkSchema(e)
 	return e
 }
 

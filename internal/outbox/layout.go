@@ -166,6 +166,40 @@ type Shelf struct {
 
 // EventOn is Event for one of many: it costs a fraction of an allocation.
 func (l *Layout) EventOn(shelf *Shelf, values [][]byte) *event.Event {
+	payload, headers := l.payload.of(values), l.headers.of(values)
+	mixed := true // with the further columns
+	if len(l.added) > 0 {
+		headers, mixed = l.addHeaders(headers, values)
+	}
+	e := l.event(shelf, l.textsOf(values), payload, headers)
+	e.Occurrence = occurrenceOf(e.OccurredAt, e.Type, e.Payload)
+	checkNames(e)
+	if !mixed {
+		e.Invalid = strings.TrimPrefix(e.Invalid+"; the headers are no JSON object, so that no further column can stand in them", "; ")
+	}
+	l.source.checkSchema(e)
+	return e
+}
+
+// Large makes an event of a row that is too large to be kept. It has neither payload nor headers, and of other texts
+// those of at most kept bytes. What it is known by is that of the whole row, which is found by it.
+func (l *Layout) Large(values [][]byte, kept int) *event.Event {
+	texts := l.textsOf(values)
+	for i, text := range texts {
+		if len(text) > kept {
+			texts[i] = nil
+		}
+	}
+	e := l.event(nil, texts, nil, nil)
+	e.Occurrence = occurrenceOf(e.OccurredAt, e.Type, l.payload.of(values))
+	checkNames(e)
+	return e
+}
+
+// texts are what an event has beside payload and headers.
+type texts [10][]byte
+
+func (l *Layout) textsOf(values [][]byte) texts {
 	key, aggregateID := l.key.of(values), l.aggregateID.of(values)
 	if len(key) == 0 {
 		key = aggregateID
@@ -174,17 +208,15 @@ func (l *Layout) EventOn(shelf *Shelf, values [][]byte) *event.Event {
 	if len(l.row) > 1 {
 		row = l.compositeRow(values)
 	}
-
-	payload, headers := l.payload.of(values), l.headers.of(values)
-	mixed := true // with the further columns
-	if len(l.added) > 0 {
-		headers, mixed = l.addHeaders(headers, values)
-	}
-	texts := [...][]byte{
+	return texts{
 		l.id.of(values), l.typ.of(values), l.version.of(values),
 		l.aggregateType.of(values), aggregateID, key,
 		l.topic.of(values), l.revision.of(values), l.time.of(values), row,
 	}
+}
+
+// event makes an event that keeps nothing of what it is made of. Its names are not checked.
+func (l *Layout) event(shelf *Shelf, texts texts, payload, headers []byte) *event.Event {
 	body := len(payload) + len(headers)
 	size := body
 	for _, text := range texts {
@@ -218,12 +250,6 @@ func (l *Layout) EventOn(shelf *Shelf, values [][]byte) *event.Event {
 		all = shelf.bytes(body)
 	}
 	e.Payload, e.Headers, e.PayloadType = keep(payload), keep(headers), l.payloadType
-	e.Occurrence = occurrenceOf(e.OccurredAt, e.Type, e.Payload)
-
-	checkNames(e)
-	if !mixed {
-		e.Invalid = strings.TrimPrefix(e.Invalid+"; the headers are no JSON object, so that no further column can stand in them", "; ")
-	}
 	return e
 }
 

@@ -11,6 +11,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/backendstart/walpost/internal/event"
 )
 
 // A Source is where events come from: a table, or logical messages of one prefix.
@@ -37,6 +39,8 @@ type Source struct {
 	Deleted bool
 	// Retention is how long a published row stays; 0 keeps it for ever.
 	Retention time.Duration
+	// JSONSchema is what payloads have to fit; nil takes all. What does not is an invalid event.
+	JSONSchema PayloadSchema
 	// TimeZone is the zone of a time column whose type has none, by its IANA name; "" is UTC.
 	TimeZone string
 }
@@ -61,6 +65,26 @@ type Columns struct {
 	Order []string
 	// Published is NULL, or false, as long as the row waits: published_at, delivered.
 	Published string
+}
+
+// A PayloadSchema looks at payloads; fulfilled by package eventschema. It is safe for concurrent use.
+type PayloadSchema interface {
+	// Check returns an error that says why a payload does not fit; nil is SQL NULL.
+	Check(payload []byte) error
+}
+
+// checkSchema looks at an event whose names are fine.
+func (s *Source) checkSchema(e *event.Event) {
+	if s.JSONSchema == nil || e.Invalid != "" {
+		return
+	}
+	body, err := e.Body()
+	if err == nil {
+		err = s.JSONSchema.Check(body)
+	}
+	if err != nil {
+		e.Invalid = err.Error()
+	}
 }
 
 // DB is what a statement runs on: a pool, a connection or a transaction.

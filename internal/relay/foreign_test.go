@@ -2,6 +2,7 @@ package relay_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -226,5 +227,51 @@ func TestRelay_countsRowsThatAreGone(t *testing.T) {
 	}
 	if !strings.Contains(log.String(), "rows are gone") {
 		t.Error("the log does not say that rows are gone")
+	}
+}
+
+// picky is a schema that refuses payloads with a word in them.
+type picky struct {
+	word    string
+	checked atomic.Int64
+}
+
+func (s *picky) Check(payload []byte) error {
+	s.checked.Add(1)
+	if strings.Contains(string(payload), s.word) {
+		return errors.New("the payload has " + s.word)
+	}
+	return nil
+}
+
+// What does not fit the schema of its source is a dead letter with the reason, its row is not marked, and later events
+// of its key come. A bytea is checked as the bytes that a receiver gets.
+func TestRelay_makesDeadLettersOfWhatDoesNotFitTheSchema(t *testing.T) {
+	t.Parallel()
+	for _, payload := range []string{"jsonb", "text", "bytea"} {
+		t.Run(payload, func(t *testing.T) {
+			t.Parallel()
+			db := testdb.New(t)
+			db.Exec(`CREATE TABLE facts (id bigserial PRIMARY KEY, type text DEFAULT 't', payload ` + payload + `, published_at timestamptz)`)
+			schema := &picky{word: "bad"}
+			sub := keeping(nil)
+			o := oneSource(options(t, db, sub), &outbox.Source{Name: "facts", Schema: "public", Table: "facts", Mark: true, Ours: true, JSONSchema: schema})
+			streaming(t, o)
+			db.Exec(`INSERT INTO facts (payload) VALUES ('{"a": "good"}'), ('{"a": "bad"}'), ('{"a": "good"}')`)
+			sub.await(t, "3")
+			eventually(t, "the marks", func() bool { return db.Int(`SELECT count(*) FROM facts WHERE published_at IS NULL`) == 1 })
+			if got, want := contents(sub.events()), 2; len(got) != want {
+				t.Errorf("delivered %q, want %d", got, want)
+			}
+			if got := db.Text(`SELECT event_id || ': ' || error FROM walpost.owed WHERE state = 'dead'`); got != "2: the payload has bad" {
+				t.Errorf("dead letters: got %q", got)
+			}
+			if got := db.Int(`SELECT id FROM facts WHERE published_at IS NULL`); got != 2 {
+				t.Errorf("row %d is not marked, want 2", got)
+			}
+			if got := schema.checked.Load(); got != 3 {
+				t.Errorf("the schema was asked %d times, want once for each event", got)
+			}
+		})
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/backendstart/walpost/internal/debt"
+	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/subscriber"
 	"github.com/backendstart/walpost/internal/subscriber/subscribertest"
 	"github.com/backendstart/walpost/internal/testdb"
@@ -152,4 +154,32 @@ func TestRelay_passesLargeEventsByReference(t *testing.T) {
 		}
 	}
 	eventually(t, "the slot has passed all", passed(t, db, first.await(t, "small-3")))
+}
+
+// S-110: an event over max_event is known by what its whole row holds, also where the table has no time: its row is marked
+// when a person has discarded it.
+func TestRelay_marksTheRowOfALargeEventThatWasDiscarded(t *testing.T) {
+	t.Parallel()
+	for name, source := range map[string]outbox.Source{
+		"without a time":        {Columns: outbox.Columns{ID: "nr", Type: "type"}},
+		"an id in the payload":  {Columns: outbox.Columns{ID: "payload.id", Type: "payload.type", Time: "payload.at"}},
+		"a type in the payload": {Columns: outbox.Columns{ID: "nr", Type: "payload.type"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := testdb.New(t)
+			db.Exec(`CREATE TABLE large (nr bigserial PRIMARY KEY, type text DEFAULT 'any', payload jsonb, published_at timestamptz)`)
+			source := source
+			source.Name, source.Schema, source.Table, source.Mark = "large", "public", "large", true
+			o := oneSource(options(t, db, keeping(nil)), &source)
+			o.MaxEvent = 100_000
+			streaming(t, o)
+			db.Exec(`INSERT INTO large (payload) SELECT jsonb_build_object('a', repeat('x', 200000), 'id', 'e-1', 'type', 'big', 'at', '2026-01-02T03:04:05Z')`)
+			eventually(t, "the dead letter", func() bool { return owed(db, "sub", "dead") == 1 })
+			if outcome, err := book(db).Discard(t.Context(), debt.Filter{Source: "large"}, "test", "settled by hand"); outcome.Deliveries != 1 || err != nil {
+				t.Fatalf("discarded %+v, %v", outcome, err)
+			}
+			eventually(t, "the mark", func() bool { return db.Int(`SELECT count(*) FROM large WHERE published_at IS NULL`) == 0 })
+		})
+	}
 }

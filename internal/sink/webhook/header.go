@@ -1,10 +1,8 @@
 package webhook
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"maps"
 	"net/http"
 	"strconv"
@@ -131,7 +129,7 @@ func bodyOf(d subscriber.Delivery) (body []byte, contentType []string) {
 	case d.PayloadType == event.JSON:
 		return d.Payload, jsonType
 	case d.PayloadType == event.Binary:
-		if body, err := decodeBytes(d.Payload); err == nil {
+		if body, err := d.Body(); err == nil {
 			return body, binaryType
 		}
 	}
@@ -143,15 +141,6 @@ var (
 	textType   = []string{"text/plain; charset=utf-8"}
 	binaryType = []string{"application/octet-stream"}
 )
-
-// decodeBytes reads the text of a bytea.
-func decodeBytes(text []byte) ([]byte, error) {
-	digits, found := bytes.CutPrefix(text, []byte(`\x`))
-	if !found {
-		return nil, errors.New("a bytea begins with \\x")
-	}
-	return hex.AppendDecode(nil, digits)
-}
 
 // attemptHeader makes what says something about the attempt, with the configured headers.
 func (w *Webhook) attemptHeader(c *credentials, d subscriber.Delivery) *headers {
