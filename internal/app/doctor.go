@@ -14,12 +14,13 @@ func DoctorOptions(o config.Relay) doctor.Options {
 		DatabaseURL: o.DatabaseURL.Live(), ReplicationURL: o.Stream().Live(),
 		Slot: o.Slot, Publication: o.Publication, Sources: SourcesOf(o.Flow),
 		Migrations: MigrationsOf(o.Flow), Drain: o.Drain.Std(), WALBudget: int64(o.WALBudget),
+		StopOnLoss: o.OnLostSlot == "stop",
 	}
 	for _, s := range o.Subscribers {
 		filter := s.Filter()
 		filter.Types = typesOf(s)
 		options.Subscribers = append(options.Subscribers, doctor.Subscriber{
-			Name: s.Name, Timeout: s.Timeout.Std(), StallAfter: s.StallAfter.Std(), Tables: tablesOf[s.Kind],
+			Name: s.Name, RenamedFrom: s.RenamedFrom, Timeout: s.Timeout.Std(), StallAfter: s.StallAfter.Std(), Tables: tablesOf[s.Kind],
 			Outside: s.URL != "", Sources: s.Sources,
 			Filter: filter,
 		})

@@ -199,6 +199,11 @@ func (s *Store) Rename(ctx context.Context, tx pgx.Tx, before, name string) erro
 	return store.RenameSubscriber(ctx, tx, s.slot, before, name)
 }
 
+// SourcesCollide reports whether RenameSources would fail: an event is owed under the former and the new name.
+func SourcesCollide(ctx context.Context, q store.Querier, slot string, renamed map[string]string) (bool, error) {
+	return store.SourcesCollide(ctx, q, `walpost.owed`, slot, renamed)
+}
+
 // RenameSources gives sources other names in what is owed, by their former names.
 func RenameSources(ctx context.Context, tx pgx.Tx, slot string, renamed map[string]string) error {
 	return store.RenameSources(ctx, tx, `walpost.owed`, `t.slot = $1`, slot, renamed, "source")

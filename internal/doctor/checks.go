@@ -50,6 +50,7 @@ var checks = []check{
 	{id: "publication-filter", needs: aFilter, fine: "no row or column is left out of the publication", run: checkPublicationFilter},
 	{id: "publication-changed", needs: aRecord, fine: "what is published is what the slot was made for", run: checkPublicationChanged},
 
+	{id: "start", needs: aSchema, fine: "a relay can start", costly: true, run: checkStart},
 	{id: "slot", fine: "the slot can be used", run: checkSlot},
 	{id: "slot-reader", needs: aSlot, fine: "no other program reads the slot", run: checkSlotReader},
 	{id: "slot-moved", needs: aRecord, fine: "the slot stands where walpost left it", run: checkSlotMoved},

@@ -102,6 +102,8 @@ type Options struct {
 	Drain time.Duration
 	// WALBudget is how many bytes of WAL debt may hold; negative for the relay's own choice.
 	WALBudget int64
+	// StopOnLoss leaves every repair to a person: on_lost_slot is stop.
+	StopOnLoss bool
 
 	// Cheap leaves out what costs more than a read of the catalogue: connections of their own and reads
 	// of tables.
@@ -115,6 +117,8 @@ type Options struct {
 // Subscriber is what the checks have to know about one.
 type Subscriber struct {
 	Name string
+	// RenamedFrom is the name that it had before.
+	RenamedFrom string
 	// Timeout is the deadline of its handler, StallAfter when an event of it becomes debt.
 	Timeout, StallAfter time.Duration
 	// Tables are those that it writes to or reads from, with the rights that it needs.

@@ -473,8 +473,6 @@ var sourceFaults = []fault{
 		seed: run("ALTER TABLE outbox DROP published_at, ADD delivered boolean NOT NULL DEFAULT true")},
 	{name: "has no published column", check: "source-repair", level: doctor.Warning, says: "no column that says which rows were published",
 		seed: run("ALTER TABLE outbox DROP published_at")},
-	{name: "is marked by another slot", check: "source-repair", level: doctor.Problem, says: "marks the rows of public.outbox already",
-		seed: then((*harness).relay, func(h *harness) { h.options.Slot += "_new" }), do: run("DELETE FROM walpost.slots WHERE slot = '{db}'")},
 	{name: "is not marked", check: "source-repair", level: doctor.Warning, says: "mark is off",
 		seed: func(h *harness) { h.options.Sources[0].Mark = false }, do: func(h *harness) { h.options.Sources[0].Mark = true }},
 	{name: "has no table", check: "source-repair", level: doctor.Warning, says: "logical messages are in no table",
@@ -508,6 +506,14 @@ var sourceFaults = []fault{
 }
 
 var slotFaults = []fault{
+	{name: "is refused because another slot marks the table", check: "start", level: doctor.Problem, says: "marks the rows of public.outbox already",
+		seed: then((*harness).relay, func(h *harness) { h.options.Slot += "_new" }), do: run("DELETE FROM walpost.slots WHERE slot = '{db}'")},
+	{name: "is refused because a former name is still known", check: "start", level: doctor.Problem, says: `is to take over from "former", and both are known`,
+		seed: bothNamesKnown, do: func(h *harness) { h.options.Subscribers[0].RenamedFrom = "" }},
+	{name: "is refused where a person has to decide", check: "start", level: doctor.Problem, says: "may be missing from the stream",
+		seed: func(h *harness) { dropped(h); h.options.StopOnLoss = true }, do: func(h *harness) { h.options.StopOnLoss = false; h.relay() }},
+	{name: "repairs", check: "start", level: doctor.Warning, says: "a relay that starts now repairs: make the slot; record the unpublished rows as debt; stream",
+		seed: dropped, do: (*harness).relay},
 	{name: "is of another plugin", check: "slot", level: doctor.Problem, says: "plugin", seed: func(h *harness) { h.slot(h.db.Name, "test_decoding") },
 		do: func(h *harness) { h.options.Slot += "_2" }},
 	{name: "is gone", check: "slot", level: doctor.Warning, says: "is gone", seed: then((*harness).relay, run("SELECT pg_drop_replication_slot('{db}')")),
@@ -592,6 +598,19 @@ var walFaults = []fault{
 				return h.check("catalog-xmin")[0].Level == doctor.OK
 			})
 		}},
+}
+
+// dropped takes the slot away that a relay has made.
+func dropped(h *harness) {
+	h.relay()
+	h.db.Exec("SELECT pg_drop_replication_slot($1)", h.db.Name)
+}
+
+// bothNamesKnown lets a subscriber be told to take over from one that is there beside it.
+func bothNamesKnown(h *harness) {
+	h.relay()
+	h.db.Exec("INSERT INTO walpost.subscribers (slot, name) VALUES ($1, 'former')", h.db.Name)
+	h.options.Subscribers[0].Name, h.options.Subscribers[0].RenamedFrom = taking, "former"
 }
 
 // burn uses up as many transactions as a server of months.

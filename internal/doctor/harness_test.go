@@ -101,28 +101,44 @@ func newHarnessOn(t *testing.T, server *pgserver.Server, db *testdb.DB) *harness
 	return h
 }
 
-// relay runs one until it streams from a slot that is known to be made and every row is marked, and stops
-// it.
-func (h *harness) relay() {
+// taking is the subscriber of the relays of this package's tests.
+const taking = "taking"
+
+// newRelay makes one of the options, whose sessions closePool ends.
+func (h *harness) newRelay() (r *relay.Relay, closePool func()) {
 	h.t.Helper()
 	pool, err := postgres.Open(h.t.Context(), h.options.DatabaseURL, "walpost/test") // as the role that the doctor was
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	defer pool.Close()
 	stream := h.options.ReplicationURL
 	if stream == "" {
 		stream = h.options.DatabaseURL
 	}
-	r := relay.New(relay.Options{
+	renamedFrom := ""
+	for _, sub := range h.options.Subscribers {
+		if sub.Name == taking {
+			renamedFrom = sub.RenamedFrom
+		}
+	}
+	return relay.New(relay.Options{
 		Pool: pool, ReplicationURL: stream, Slot: h.options.Slot, Publication: h.options.Publication, Sources: h.options.Sources,
 		Subscriptions: []relay.Subscription{{
-			Subscriber: subscribertest.Handling("taking", func(context.Context, subscriber.Delivery) error { return nil }),
-			Lane:       lane.Options{Ordering: lane.ByKey, Concurrency: 1, Batch: 1, Timeout: time.Second, MaxAttempts: 1, StallAfter: time.Minute},
+			Subscriber:  subscribertest.Handling(taking, func(context.Context, subscriber.Delivery) error { return nil }),
+			Lane:        lane.Options{Ordering: lane.ByKey, Concurrency: 1, Batch: 1, Timeout: time.Second, MaxAttempts: 1, StallAfter: time.Minute},
+			RenamedFrom: renamedFrom,
 		}},
 		Window: ack.Window{Events: 100, Bytes: 1 << 20}, MaxEvent: 1 << 20, WALBudget: relay.Auto, Drain: time.Second,
-		Registry: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler),
-	})
+		StopOnLostSlot: h.options.StopOnLoss, Registry: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler),
+	}), pool.Close
+}
+
+// relay runs one until it streams from a slot that is known to be made and every row is marked, and stops
+// it.
+func (h *harness) relay() {
+	h.t.Helper()
+	r, closePool := h.newRelay()
+	defer closePool()
 	table := pgx.Identifier{h.options.Sources[0].Schema, h.options.Sources[0].Table}.Sanitize()
 	ctx, stop := context.WithCancel(h.t.Context())
 	ended := make(chan error, 1)

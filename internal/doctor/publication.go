@@ -156,7 +156,7 @@ func checkPublication(ctx context.Context, c *checker) ([]Finding, error) {
 	if err != nil {
 		return nil, err
 	}
-	fix := &Fix{Do: repairs}
+	fix := c.repair(ctx)
 	if known == nil {
 		fix = &Fix{Do: "let the person who prepared the slot drop it, make the publication and then the slot; or choose another name with slot (WALPOST_SLOT), and the relay makes both"}
 	}
@@ -366,5 +366,5 @@ func checkPublicationChanged(ctx context.Context, c *checker) ([]Finding, error)
 		return nil, nil
 	}
 	return []Finding{problem("publication or tables were created again or altered since walpost last compared them: "+list(changed),
-		"rows inserted meanwhile may not be in the stream; they are in the table", &Fix{Do: repairs})}, nil
+		"rows inserted meanwhile may not be in the stream; they are in the table", c.repair(ctx))}, nil
 }

@@ -42,7 +42,7 @@ func checkSlot(ctx context.Context, c *checker) ([]Finding, error) {
 	case known != nil && known.State == store.SlotCreating:
 		return []Finding{skipped(fmt.Sprintf("slot %q is being made, or will be at the next start of the relay", c.Slot))}, nil
 	case slot == nil:
-		return []Finding{warning(fmt.Sprintf("slot %q is gone", c.Slot), "the WAL since it was last confirmed may be gone, too; what is unpublished is in the tables", &Fix{Do: repairs})}, nil
+		return []Finding{warning(fmt.Sprintf("slot %q is gone", c.Slot), "the WAL since it was last confirmed may be gone, too; what is unpublished is in the tables", c.repair(ctx))}, nil
 	case known == nil:
 		text := fmt.Sprintf("slot %q is there, but walpost did not make it", c.Slot)
 		if slot.Lost() {
@@ -51,7 +51,7 @@ func checkSlot(ctx context.Context, c *checker) ([]Finding, error) {
 		return []Finding{warning(text, "a person prepared it, or another program uses the name",
 			&Fix{Do: "if it was prepared for walpost, nothing (a lost one must be made again); else choose another name with slot (WALPOST_SLOT)"})}, nil
 	case slot.Lost():
-		fix := &Fix{Do: repairs}
+		fix := c.repair(ctx)
 		if !known.Ours { // the relay drops no slot that it did not make
 			fix = &Fix{As: "the relay's role, while no relay runs", SQL: []advice.Statement{advice.DropSlot(c.Slot), advice.CreateSlot(c.Slot)}, Do: repairs}
 		}
@@ -98,7 +98,7 @@ func checkSlotMoved(ctx context.Context, c *checker) ([]Finding, error) {
 		return nil, err
 	}
 	return []Finding{problem(fmt.Sprintf("the slot stands at %v, beyond the %v that walpost recorded: another program has moved or created it", slot.Confirmed, known.Confirmed),
-		"events in between are not in the stream any more; what is unpublished is in the tables", &Fix{Do: repairs})}, nil
+		"events in between are not in the stream any more; what is unpublished is in the tables", c.repair(ctx))}, nil
 }
 
 func checkSameServer(ctx context.Context, c *checker) ([]Finding, error) {
@@ -110,21 +110,15 @@ func checkSameServer(ctx context.Context, c *checker) ([]Finding, error) {
 	if err != nil || known == nil || known.State != store.SlotReady {
 		return nil, err
 	}
-	var system string
-	var timeline int32
-	// The control file of a server that was promoted a moment ago still has the old timeline; the file name
-	// of the WAL has the new one. Neither works on a standby, where the check primary has its say.
-	if c.recovery {
+	if c.recovery { // the check primary has its say
 		return []Finding{unknown("not checked", "the server is a standby")}, nil
 	}
-	err = c.tx.QueryRow(ctx, `
-		SELECT system_identifier::text, ('x' || substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 1, 8))::bit(32)::int
-		FROM pg_catalog.pg_control_system()`).Scan(&system, &timeline)
-	if err != nil || known.SystemID == system && known.Timeline == timeline {
+	system, err := c.system(ctx)
+	if err != nil || known.SystemID == system.ID && known.Timeline == system.Timeline {
 		return nil, err
 	}
-	return []Finding{problem(fmt.Sprintf("the slot was read from server %s, timeline %d; this is %s, timeline %d", known.SystemID, known.Timeline, system, timeline),
-		"after a failover or a restore the slot may stand beyond events that this server's tables still have to send", &Fix{Do: repairs})}, nil
+	return []Finding{problem(fmt.Sprintf("the slot was read from server %s, timeline %d; this is %s, timeline %d", known.SystemID, known.Timeline, system.ID, system.Timeline),
+		"after a failover or a restore the slot may stand beyond events that this server's tables still have to send", c.repair(ctx))}, nil
 }
 
 // checkPositions finds positions that a relay would not believe.
@@ -153,10 +147,13 @@ func checkPositions(ctx context.Context, c *checker) ([]Finding, error) {
 			doubts = append(doubts, fmt.Sprintf("subscriber %q: %s", sub.Name, sub.Doubt))
 		}
 	}
+	fix := c.repair(ctx)
+	if fix.Do == repairs {
+		fix.Do = "restart the relay: it does not believe the position, and sends what is unpublished from the tables"
+	}
 	var found []Finding
 	for _, doubt := range doubts {
-		found = append(found, problem(doubt, "that cannot be, so someone else wrote it, and it says nothing about what was delivered",
-			&Fix{Do: "restart the relay: it does not believe the position, and sends what is unpublished from the tables"}))
+		found = append(found, problem(doubt, "that cannot be, so someone else wrote it, and it says nothing about what was delivered", fix))
 	}
 	return found, nil
 }

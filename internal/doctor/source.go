@@ -12,7 +12,6 @@ import (
 	"github.com/backendstart/walpost/internal/advice"
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/postgres"
-	"github.com/backendstart/walpost/internal/store"
 )
 
 func identifiers(tables []*outbox.Table) []pgx.Identifier {
@@ -107,15 +106,8 @@ func checkSourceRepair(ctx context.Context, c *checker) ([]Finding, error) {
 				&Fix{Do: "only an outbox table changes that; the program that writes the messages must be able to write them again"}).about(source.Name))
 		}
 	}
-	others, err := c.markedByOthers(ctx, tables)
-	if err != nil {
-		return nil, err
-	}
 	for _, table := range tables {
-		switch slot := others[relation(table)]; {
-		case slot != "":
-			found = append(found, problem(fmt.Sprintf("slot %q marks the rows of %s already", slot, relation(table)), "a mark stands for the subscribers of one slot, so the relay does not start",
-				&Fix{Do: fmt.Sprintf("set mark: off for the source at one of the two slots; or, if slot %q is not used any more, remove it as docs/operations.md says (Remove walpost)", slot)}).about(table.Source.Name))
+		switch {
 		case table.Source.Deleted:
 			found = append(found, warning(relation(table)+" keeps no rows: its service deletes each in the transaction that inserts it",
 				"the WAL alone has its events: what is not delivered or recorded as owed when the slot is lost is gone, no replay can send anything again, and new subscribers have no beginning",
@@ -129,25 +121,6 @@ func checkSourceRepair(ctx context.Context, c *checker) ([]Finding, error) {
 		}
 	}
 	return found, nil
-}
-
-// markedByOthers are the slots that mark tables of ours, by table.
-func (c *checker) markedByOthers(ctx context.Context, tables []*outbox.Table) (map[string]string, error) {
-	slots := make(map[string]string)
-	if there, err := store.HasSlots(ctx, c.tx); err != nil || !there {
-		return slots, err
-	}
-	var relations []string
-	for _, table := range tables {
-		if table.Marks() {
-			relations = append(relations, relation(table))
-		}
-	}
-	others, err := store.MarkedByOthers(ctx, c.tx, c.Slot, relations)
-	for _, other := range others {
-		slots[other.Relation] = other.Slot
-	}
-	return slots, err
 }
 
 // checkEventIDs finds ids out of a sequence. For walpost an id that comes again is another event, because

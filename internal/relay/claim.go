@@ -3,25 +3,12 @@ package relay
 import (
 	"context"
 	"fmt"
-	"slices"
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/backendstart/walpost/internal/outbox"
+	"github.com/backendstart/walpost/internal/slot"
 	"github.com/backendstart/walpost/internal/store"
 )
-
-// markedRelations names the tables whose rows this slot marks.
-func markedRelations(tables []*outbox.Table) []string {
-	names := []string{}
-	for _, table := range tables {
-		if table.Marks() {
-			names = append(names, table.Source.Schema+"."+table.Source.Table)
-		}
-	}
-	slices.Sort(names)
-	return names
-}
 
 // claimTables makes this slot the one that marks the tables, or returns why it may not. A mark says that every
 // subscriber of one slot is done with an event; with two slots each would leave out in a repair what only the
@@ -31,10 +18,10 @@ func (b *base) claimTables(ctx context.Context, s *session) error {
 }
 
 func (b *base) claimTablesTx(ctx context.Context, tx pgx.Tx, s *session) error {
-	if err := store.ClaimTables(ctx, tx, b.Slot, markedRelations(s.tables)); err != nil {
+	if err := store.ClaimTables(ctx, tx, b.Slot, slot.MarkedRelations(s.tables)); err != nil {
 		return err
 	}
-	others, err := store.MarkedByOthers(ctx, tx, b.Slot, markedRelations(s.tables))
+	others, err := store.MarkedByOthers(ctx, tx, b.Slot, slot.MarkedRelations(s.tables))
 	if err == nil && len(others) > 0 { // since the plan was made
 		err = fmt.Errorf("%w: slot %q marks the rows of %s now", errChangedMeanwhile, others[0].Slot, others[0].Relation)
 	}

@@ -4,12 +4,13 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/replay"
+	"github.com/backendstart/walpost/internal/slot"
 	"github.com/backendstart/walpost/internal/store"
-	"github.com/backendstart/walpost/internal/wal"
-	"github.com/jackc/pgx/v5"
 )
 
 // renamer carries over what is recorded under names that subscribers and sources have no more.
@@ -33,19 +34,9 @@ func (r *renamer) carryOver(ctx context.Context) error {
 func (r *renamer) carryOverOne(ctx context.Context, before, name string) error {
 	var renamed bool
 	err := r.inTerm(ctx, func(tx pgx.Tx) error {
-		had, err := store.HasSubscriber(ctx, tx, r.Slot, before)
-		if err != nil || !had { // carried over before, or never there
+		had, err := slot.CanTakeOver(ctx, tx, r.Slot, before, name)
+		if err != nil || !had {
 			return err
-		}
-		has, err := store.HasSubscriber(ctx, tx, r.Slot, name)
-		if err != nil {
-			return err
-		}
-		if has {
-			return &wal.SetupError{
-				Problem: fmt.Sprintf("subscriber %q is to take over from %q, and both are known to the slot: which position and which debt are meant?", name, before),
-				Fix: fmt.Sprintf("take renamed_from out of the configuration, and %[1]q goes on as itself while what %[2]q is owed stays; or start once with neither of them and forget one: "+
-					"walpost subscribers forget %[1]s lets %[1]q carry on where %[2]q was", name, before)}
 		}
 		renamed = true
 		if err := r.owed.Rename(ctx, tx, before, name); err != nil {
@@ -107,9 +98,7 @@ func (r *renamer) carryOverSources(ctx context.Context, s *session) error {
 		return nil
 	})
 	if postgres.Code(err) == "23505" { // unique_violation
-		return &wal.SetupError{Err: err,
-			Problem: fmt.Sprintf("sources are to take over what is recorded under former names (%v), and a new name has records of the same events already", renamed),
-			Fix:     "give the source a name that was not used before"}
+		return slot.SourcesCollide(renamed, err)
 	}
 	if err != nil {
 		return fmt.Errorf("carry over sources %v: %w", renamed, err)

@@ -11,9 +11,7 @@ import (
 
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/outbox"
-	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/slot"
-	"github.com/backendstart/walpost/internal/store"
 	"github.com/backendstart/walpost/internal/wal"
 )
 
@@ -77,29 +75,7 @@ func (r *repairer) gatherFacts(ctx context.Context, s *session, why *changed) (s
 	for _, name := range s.doubted() {
 		f.Doubts = append(f.Doubts, slot.Doubt{Subscriber: name, Reason: s.known[name].doubt})
 	}
-	var difference slot.Difference
-	if s.record != nil {
-		difference = slot.Compare(s.record.Fingerprint, s.published.Now)
-	}
-	for _, table := range s.tables {
-		attached, err := table.WaitsIn(ctx, r.Pool, difference.Partitions)
-		if err != nil {
-			return f, err
-		}
-		f.Sources = append(f.Sources, slot.Source{
-			Name: table.Source.Name, Table: identifier(table), Marks: table.Marks(), RepairAll: table.Source.RepairAll, Attached: attached,
-		})
-	}
-	for _, source := range r.messageSources() {
-		f.Sources = append(f.Sources, slot.Source{Name: source.Name})
-	}
-	err := postgres.InTx(ctx, r.Pool, func(tx pgx.Tx) (err error) {
-		f.MarkedByOthers, err = store.MarkedByOthers(ctx, tx, r.Slot, markedRelations(s.tables))
-		return err
-	})
-	if err == nil && r.StopOnLostSlot {
-		f.Unpublished, err = outbox.CountUnpublished(ctx, r.Pool, s.tables)
-	}
+	err := f.ReadSources(ctx, r.Pool, r.Sources, s.tables)
 	return f, err
 }
 

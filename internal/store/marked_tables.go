@@ -27,8 +27,8 @@ func ClaimTables(ctx context.Context, tx pgx.Tx, slot string, relations []string
 }
 
 // MarkedByOthers returns those of the tables that another slot marks.
-func MarkedByOthers(ctx context.Context, tx pgx.Tx, slot string, relations []string) ([]MarkedTable, error) {
-	rows, err := tx.Query(ctx, `
+func MarkedByOthers(ctx context.Context, q Querier, slot string, relations []string) ([]MarkedTable, error) {
+	rows, err := q.Query(ctx, `
 		SELECT m.relation, m.slot FROM walpost.marked_tables m
 		WHERE m.relation = ANY ($2) AND m.slot <> $1 AND `+SlotIsKnown(`m.slot`)+` ORDER BY 1`, slot, relations)
 	if err != nil {

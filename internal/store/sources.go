@@ -26,6 +26,27 @@ func RenameSources(ctx context.Context, tx pgx.Tx, table, where, slot string, re
 	return nil
 }
 
+// SourcesCollide reports whether RenameSources would give a row of a table the key of another one that keeps its name.
+func SourcesCollide(ctx context.Context, q Querier, table, slot string, renamed map[string]string) (collide bool, err error) {
+	var former, names []string
+	for before, name := range renamed {
+		former, names = append(former, before), append(names, name)
+	}
+	err = q.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+table+` t
+		JOIN unnest($2::text[], $3::text[]) n (before, name) ON t.source = n.before
+		JOIN `+table+` u ON u.slot = t.slot AND u.subscriber = t.subscriber AND u.event_id = t.event_id AND u.occurrence = t.occurrence AND u.source = n.name
+		WHERE t.slot = $1 AND u.source <> ALL ($2))`, slot, former, names).Scan(&collide)
+	if err != nil {
+		return false, fmt.Errorf("look for records of renamed sources in %s: %w", table, err)
+	}
+	return collide, nil
+}
+
+// SourcesOfInboxCollide reports whether RenameSourcesOfInbox would fail.
+func SourcesOfInboxCollide(ctx context.Context, q Querier, slot string, renamed map[string]string) (bool, error) {
+	return SourcesCollide(ctx, q, `walpost.inbox`, slot, renamed)
+}
+
 // RenameSourcesOfInbox gives sources other names in walpost.inbox, by their former names.
 func RenameSourcesOfInbox(ctx context.Context, tx pgx.Tx, slot string, renamed map[string]string) error {
 	return RenameSources(ctx, tx, `walpost.inbox`, `t.slot = $1`, slot, renamed, "source")
