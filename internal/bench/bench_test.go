@@ -78,7 +78,7 @@ func TestReport_saysWhatWasNotRunAndWhy(t *testing.T) {
 	l := newLab()
 	l.notRun("the other is not installed", bar{what: "speed", beside: "the other", bar: 1})
 	var text, markdown, encoded bytes.Buffer
-	if err := errors.Join(l.report.WriteText(&text), l.report.WriteMarkdown(&markdown), json.NewEncoder(&encoded).Encode(l.report)); err != nil {
+	if err := errors.Join(l.report.WriteText(&text, func(w io.Writer, rows [][]string) { fmt.Fprintln(w, rows) }), l.report.WriteMarkdown(&markdown), json.NewEncoder(&encoded).Encode(l.report)); err != nil {
 		t.Fatal(err)
 	}
 	for form, got := range map[string]string{"text": text.String(), "Markdown": markdown.String()} {

@@ -8,7 +8,6 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 )
 
@@ -152,18 +151,15 @@ func spread(values []float64) *Spread {
 	return &Spread{Median: median, Min: sorted[0], Max: sorted[len(sorted)-1]}
 }
 
-// WriteText prints the rows for a terminal.
-func (r *Report) WriteText(w io.Writer) error {
+// WriteText prints the rows for a terminal; table prints rows of which the first is the head.
+func (r *Report) WriteText(w io.Writer, table func(io.Writer, [][]string)) error {
 	fmt.Fprintf(w, "%s, %d cores, %s; Postgres %s, %s; median (least to greatest) of %d turns\n\n",
 		r.Machine.CPU, r.Machine.Cores, r.Machine.Platform, r.Machine.Postgres, r.Machine.Go, r.Settings.Turns)
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "case\twhat\twalpost\tbeside\tvalue\tbar\taim\t")
+	rows := [][]string{{"case", "what", "walpost", "beside", "value", "bar", "aim"}}
 	for _, row := range r.Rows {
-		fmt.Fprintln(table, strings.Join(row.cells(), "\t")+"\t")
+		rows = append(rows, row.cells())
 	}
-	if err := table.Flush(); err != nil {
-		return err
-	}
+	table(w, rows)
 	r.writeNotes(w)
 	return nil
 }

@@ -105,9 +105,7 @@ func (c benchCommand) Run(r *run) error {
 		Program: program, Kinds: r.Subscribers.Names(), Profiles: c.CPUProfile,
 		Progress: func(done, total int, what string) {
 			if live {
-				const width = 30
-				filled := width * done / total
-				fmt.Fprintf(r.Stderr, "\r\x1b[K%s%s %d/%d %s", strings.Repeat("█", filled), strings.Repeat("░", width-filled), done, total, what)
+				drawBar(r.Stderr, done, total, what)
 			}
 		},
 		Log: slog.New(slog.NewTextHandler(r.Stderr, &slog.HandlerOptions{Level: c.LogLevel})),
@@ -129,7 +127,7 @@ func (c benchCommand) print(w io.Writer, report *bench.Report) error {
 	case c.Markdown:
 		return report.WriteMarkdown(w)
 	default:
-		return report.WriteText(w)
+		return report.WriteText(w, columns)
 	}
 }
 

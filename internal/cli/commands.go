@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -17,7 +16,6 @@ import (
 	"github.com/backendstart/walpost/internal/logs"
 	"github.com/backendstart/walpost/internal/mask"
 	"github.com/backendstart/walpost/internal/postgres"
-	"github.com/backendstart/walpost/internal/printable"
 	"github.com/backendstart/walpost/migrations"
 )
 
@@ -254,17 +252,4 @@ func writeJSON(w io.Writer, value any) error {
 	encoder.SetIndent("", "  ")
 	encoder.SetEscapeHTML(false) // a payload stays as it is
 	return encoder.Encode(value)
-}
-
-// isTerminal reports whether a person may be at the other end of a reader or writer.
-func isTerminal(stream any) bool {
-	if writer, ok := stream.(*printable.Writer); ok {
-		stream = writer.Out
-	}
-	file, ok := stream.(*os.File)
-	if !ok {
-		return false
-	}
-	info, err := file.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }

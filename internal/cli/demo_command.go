@@ -43,10 +43,9 @@ func (c demoCommand) Validate() error {
 }
 
 func (c demoCommand) Run(r *run) error {
-	live := isTerminal(r.Stdout)
 	stdout := logs.NewWriter(r.Stdout, nil) // as with the log, a reader that stops must hold nothing up
 	defer stdout.Flush(logs.LastLines)
-	screen := newScreen(stdout, live)
+	screen := newScreen(stdout, r.Stdout)
 	lines := r.Stderr
 	if screen.live {
 		lines = screen // or a line of the log would end up inside the table

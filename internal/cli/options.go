@@ -141,26 +141,6 @@ func (w *when) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// columns prints rows as an aligned table, the first of them as its head.
-func columns(w io.Writer, rows [][]string) {
-	var widths []int
-	for _, row := range rows {
-		for i, cell := range row {
-			if i == len(widths) {
-				widths = append(widths, 0)
-			}
-			widths[i] = max(widths[i], len([]rune(cell)))
-		}
-	}
-	for _, row := range rows {
-		var line strings.Builder
-		for i, cell := range row {
-			line.WriteString(cell + strings.Repeat(" ", widths[i]-len([]rune(cell))+2))
-		}
-		fmt.Fprintln(w, strings.TrimRight(line.String(), " "))
-	}
-}
-
 // plain makes a line of at most n characters out of text from anywhere: an error or a key must not move
 // the cursor of a terminal.
 func plain(text string, n int) string {
@@ -173,10 +153,7 @@ func plain(text string, n int) string {
 		}
 		return c
 	}, text)
-	if runes := []rune(text); len(runes) > n {
-		return string(runes[:n-1]) + "…"
-	}
-	return text
+	return cut(text, n)
 }
 
 // age says how long ago something was, in its largest unit or two: "45s", "12m", "3h20m", "5d".

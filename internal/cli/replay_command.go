@@ -116,7 +116,7 @@ func (c replayStart) follow(r *run, service *admin.Service, estimate replay.Esti
 		_, err := fmt.Fprintln(r.Stdout, said)
 		return err
 	}
-	screen := newScreen(r.Stderr, isTerminal(r.Stderr))
+	screen := newScreen(r.Stderr, r.Stderr)
 	if !screen.live {
 		fmt.Fprintln(r.Stderr, said)
 	}

@@ -135,14 +135,18 @@ func seconds(s float64) string { return time.Duration(s * float64(time.Second)).
 // screen keeps the last text at the bottom of a terminal: it is replaced by the next one, and what is
 // written meanwhile (a log) appears above it. Without a terminal everything is simply written.
 type screen struct {
-	live bool
+	live     bool
+	terminal any // whose width counts
 
 	mu    sync.Mutex
 	out   io.Writer // guarded by mu
 	shown string    // what stands at the bottom; guarded by mu
 }
 
-func newScreen(out io.Writer, live bool) *screen { return &screen{out: out, live: live} }
+// newScreen writes to out, by which terminal is reached; one that is none gets everything as it comes.
+func newScreen(out io.Writer, terminal any) *screen {
+	return &screen{out: out, terminal: terminal, live: isTerminal(terminal)}
+}
 
 func (s *screen) show(text string) {
 	s.mu.Lock()
@@ -151,6 +155,11 @@ func (s *screen) show(text string) {
 		io.WriteString(s.out, text)
 		return
 	}
+	lines := strings.Split(text, "\n")
+	for i, line := range lines {
+		lines[i] = cut(line, widthOf(s.terminal)) // a line that the terminal wraps would be two to erase
+	}
+	text = strings.Join(lines, "\n")
 	io.WriteString(s.out, s.eraseLocked()+text)
 	s.shown = text
 }
@@ -165,9 +174,16 @@ func (s *screen) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// eraseLocked goes up to the first line of what is shown and clears from there (ECMA-48: CUU and ED).
+// eraseLocked goes up to the first line of what is shown and clears from there (ECMA-48: CUU and ED). A terminal that has
+// become narrower has wrapped what stood there.
 func (s *screen) eraseLocked() string {
-	lines := strings.Count(s.shown, "\n")
+	lines, width := 0, widthOf(s.terminal)
+	for line := range strings.Lines(s.shown) {
+		lines++
+		if n := len([]rune(strings.TrimSuffix(line, "\n"))); width > 0 && n > width {
+			lines += (n - 1) / width
+		}
+	}
 	if lines == 0 {
 		return ""
 	}

@@ -41,7 +41,7 @@ func demoRelay() (standing, *prometheus.Registry) {
 
 func TestTable_saysHowEachSubscriberStands(t *testing.T) {
 	of, registry := demoRelay()
-	shown := table{relay: of, registry: registry, screen: newScreen(nil, true)}
+	shown := table{relay: of, registry: registry, screen: &screen{live: true}}
 	got, err := shown.render()
 	if err != nil {
 		t.Fatal(err)
@@ -65,7 +65,7 @@ func TestTable_saysHowEachSubscriberStands(t *testing.T) {
 
 func TestScreen_drawsInPlaceAndLetsTheLogPassAbove(t *testing.T) {
 	var out strings.Builder
-	live := newScreen(&out, true)
+	live := &screen{out: &out, live: true}
 	live.show("a\nb\n")
 	live.Write([]byte("log\n"))
 	live.show("c\n")
@@ -74,7 +74,7 @@ func TestScreen_drawsInPlaceAndLetsTheLogPassAbove(t *testing.T) {
 		t.Errorf("wrote %q, want %q", got, want)
 	}
 	out.Reset()
-	plain := newScreen(&out, false)
+	plain := newScreen(&out, nil)
 	plain.show("a\n")
 	plain.show("b\n")
 	if got, want := out.String(), "a\nb\n"; got != want {

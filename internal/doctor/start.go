@@ -37,17 +37,19 @@ func checkStart(ctx context.Context, c *checker) ([]Finding, error) {
 		if sub.RenamedFrom == "" {
 			continue
 		}
-		if _, err := slot.CanTakeOver(ctx, c.tx, c.Slot, sub.RenamedFrom, sub.Name); refused(err, sub.Name) != nil {
+		_, err := slot.CanTakeOver(ctx, c.tx, c.Slot, sub.RenamedFrom, sub.Name)
+		if err := refused(err, sub.Name); err != nil {
 			return nil, err
 		}
 	}
 	if facts.Record != nil {
-		if err := c.canRenameSources(ctx, slot.Compare(facts.Record.Fingerprint, facts.Published.Now).Renamed); refused(err, "") != nil {
+		err := c.canRenameSources(ctx, slot.Compare(facts.Record.Fingerprint, facts.Published.Now).Renamed)
+		if err := refused(err, ""); err != nil {
 			return nil, err
 		}
 	}
 	plan, err := slot.Diagnose(facts)
-	if refused(err, "") != nil {
+	if err := refused(err, ""); err != nil {
 		return nil, err
 	}
 	switch {
@@ -99,7 +101,8 @@ func (c *checker) facts(ctx context.Context) (f slot.Facts, err error) {
 	if f.Published, err = slot.ReadPublished(ctx, c.tx, c.Publication, c.Sources); err != nil {
 		return f, err
 	}
-	return f, f.ReadSources(ctx, c.tx, c.Sources, tables)
+	err = f.ReadSources(ctx, c.tx, c.Sources, tables)
+	return f, err
 }
 
 // canRenameSources returns the refusal of a relay that would give records of two sources one name.

@@ -35,7 +35,7 @@ func TestSoak_benchHasARowForEveryBarAndLeavesNothing(t *testing.T) {
 		t.Fatalf("%v in %s", err, out.String())
 	}
 	var table strings.Builder
-	if err := report.WriteText(&table); err != nil {
+	if err := report.WriteMarkdown(&table); err != nil {
 		t.Fatal(err)
 	}
 	t.Log(table.String())
