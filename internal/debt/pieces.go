@@ -47,12 +47,8 @@ type deliveryKey struct {
 	position   event.Position // where it matters in which order they are changed
 }
 
-// maxChosen is how many deliveries a note names.
-const maxChosen = 1000
-
-// named are the first deliveries that are discarded, for the audit: later they can be told from those that were delivered.
+// named are deliveries that are discarded, for the audit: later they can be told from those that were delivered.
 func named(keys []deliveryKey) []store.Chosen {
-	keys = keys[:min(len(keys), maxChosen)]
 	chosen := make([]store.Chosen, len(keys))
 	for i, k := range keys {
 		chosen[i] = store.Chosen{Subscriber: k.subscriber, Source: k.event.Source, Event: k.event.ID, Occurrence: k.event.Occurrence}
@@ -62,7 +58,7 @@ func named(keys []deliveryKey) []store.Chosen {
 
 // inPieces makes a change in transactions of at most maxRows deliveries: no one waits long for a lock, and
 // each piece takes effect at once. choose locks at most n of them; it is told the last one before. All
-// pieces together are one row of the audit.
+// pieces together are one row of the audit; of a discard each piece is one, which names its deliveries.
 func (s *Store) inPieces(ctx context.Context, c change, choose func(tx pgx.Tx, after deliveryKey, n int) (*piece, error)) (Outcome, error) {
 	var (
 		outcome Outcome
@@ -82,7 +78,7 @@ func (s *Store) inPieces(ctx context.Context, c change, choose func(tx pgx.Tx, a
 			if err != nil || len(chosen.keys) == 0 {
 				return err
 			}
-			if note == 0 {
+			if note == 0 || c.result == Discarded {
 				facts := c.filter.facts()
 				facts["deliveries"] = len(chosen.keys)
 				if c.result == Discarded {

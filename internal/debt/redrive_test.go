@@ -162,6 +162,18 @@ func TestRedrive_inPiecesShowsEachToTheRelayInOneRowOfTheAudit(t *testing.T) {
 	want(t, "audited", db.Text(`SELECT string_agg(what->>'deliveries', ' ') FROM walpost.audit`), "1001")
 }
 
+// S-202: later it can be told of each event whether it was discarded or delivered, of the last one as of the first.
+func TestDiscard_namesEveryDeliveryInTheAudit(t *testing.T) {
+	db := testdb.New(t)
+	store, events := open(t, db), fill(t, db, 1201)
+	subscribe(db, "a")
+	record(t, store, "a", events...)
+	want(t, "discarded", discard(t, store, debt.Filter{Subscriber: "a"}), 1201)
+	want(t, "notes", db.Int(`SELECT count(*) FROM walpost.audit`), 2)
+	want(t, "audited", db.Int(`SELECT sum((what->>'deliveries')::int) FROM walpost.audit`), 1201)
+	want(t, "named", db.Int(`SELECT count(DISTINCT c->>'event') FROM walpost.audit, jsonb_array_elements(what->'chosen') c`), 1201)
+}
+
 // An event over max_event has no copy. It is judged again by the limit of the day on which it is read.
 func TestRedrive_judgesAgainWhatWasTooLarge(t *testing.T) {
 	db := testdb.New(t)

@@ -121,7 +121,7 @@ type Chosen struct {
 	Occurrence string `json:"occurrence"`
 }
 
-// Notes returns what was done to an event, oldest first. A note names the first 1,000 deliveries that were changed.
+// Notes returns what was done to an event, oldest first. The notes of a discard name every delivery.
 func Notes(ctx context.Context, q Querier, slot, eventID string) ([]Note, error) {
 	rows, err := q.Query(ctx, `
 		SELECT at, who, action, what, why FROM walpost.audit
