@@ -30,6 +30,8 @@ type PlacedRow struct {
 	Place Place
 	// Published tells that the relay has marked the row: every subscriber that wants it has it.
 	Published bool
+	// Unreadable tells that the server cannot send a value of the row, so that its event is an invalid one that says so.
+	Unreadable bool
 }
 
 // Last returns the place of the table's last row, nil when it has none. tx is as for Page.
@@ -80,11 +82,26 @@ func (t *Table) Page(ctx context.Context, tx pgx.Tx, choice Choice, after, last 
 	for _, c := range t.place {
 		order = append(order, c.sql())
 	}
-	sql := "SELECT " + strings.Join(t.used(), ", ") + ", " + published + ", " + t.placeSQL() + " FROM " + t.sql() +
-		" t WHERE " + where + " ORDER BY " + strings.Join(order, ", ") + " LIMIT " + strconv.Itoa(limit)
-	rows, err := tx.Query(ctx, sql, append([]any{pgx.QueryExecModeSimpleProtocol}, args...)...)
+	rest := " FROM " + t.sql() + " t WHERE " + where + " ORDER BY " + strings.Join(order, ", ") + " LIMIT " + strconv.Itoa(limit)
+	var page []PlacedRow
+	err = pgx.BeginFunc(ctx, tx, func(savepoint pgx.Tx) (err error) {
+		page, err = t.readPage(ctx, savepoint, published+", "+t.placeSQL()+rest, args, bytes)
+		return err
+	})
+	if Unreadable(err) {
+		page, err = t.readPageRowByRow(ctx, tx, published+", "+t.placeSQL()+rest, args, bytes)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("read rows of %s: %w", t.Source.relation(), err)
+	}
+	return page, nil
+}
+
+// readPage reads the rows of a page whole.
+func (t *Table) readPage(ctx context.Context, tx pgx.Tx, sql string, args []any, bytes int) ([]PlacedRow, error) {
+	rows, err := tx.Query(ctx, "SELECT "+strings.Join(t.used(), ", ")+", "+sql, append([]any{pgx.QueryExecModeSimpleProtocol}, args...)...)
+	if err != nil {
+		return nil, err
 	}
 	defer rows.Close()
 	var page []PlacedRow
@@ -96,8 +113,43 @@ func (t *Table) Page(ctx context.Context, tx pgx.Tx, choice Choice, after, last 
 		page = append(page, PlacedRow{Event: e, Published: string(values[n]) == "t", Place: placeOf(values[n+1:])})
 	}
 	rows.Close()
+	return page, rows.Err()
+}
+
+// readPageRowByRow reads where the rows of a page lie, and then the rows, so that the one that the server cannot send is
+// known and the others come as they are.
+func (t *Table) readPageRowByRow(ctx context.Context, tx pgx.Tx, sql string, args []any, bytes int) ([]PlacedRow, error) {
+	rows, err := tx.Query(ctx, "SELECT t.tableoid::text, t.ctid::text, "+sql, append([]any{pgx.QueryExecModeSimpleProtocol}, args...)...)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var all []PlacedRow
+	var places []place
+	for rows.Next() {
+		values := rows.RawValues()
+		places = append(places, place{string(values[0]), string(values[1])})
+		all = append(all, PlacedRow{Published: string(values[2]) == "t", Place: placeOf(values[3:])})
+	}
+	rows.Close()
 	if err := rows.Err(); err != nil {
-		return nil, fmt.Errorf("read rows of %s: %w", t.Source.relation(), err)
+		return nil, err
+	}
+	var page []PlacedRow
+	for size := 0; len(places) > 0 && size < bytes; {
+		n := min(len(places), carefulRows)
+		read := make(map[place]*rowRead, n)
+		if err := t.readPlaces(ctx, tx, places[:n], read); err != nil {
+			return nil, err
+		}
+		for i, p := range places[:n] {
+			if row := read[p]; row != nil { // else it has gone
+				all[i].Event, all[i].Unreadable = row.event, row.unreadable
+				size += row.event.Size()
+				page = append(page, all[i])
+			}
+		}
+		places, all = places[n:], all[n:]
 	}
 	return page, nil
 }

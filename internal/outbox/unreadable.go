@@ -78,17 +78,17 @@ func (t *Table) readRowByRow(ctx context.Context, tx pgx.Tx, where, order, commi
 			_, err := tx.Exec(ctx, "CLOSE "+cursor)
 			return err
 		}
-		events := make(map[place]*event.Event, len(places))
-		if err := t.readPlaces(ctx, tx, places, events); err != nil {
+		read := make(map[place]*rowRead, len(places))
+		if err := t.readPlaces(ctx, tx, places, read); err != nil {
 			return fmt.Errorf("read rows of %s one by one: %w", t.Source.relation(), err)
 		}
 		for i, p := range places {
-			row := found{event: events[p]}
+			if read[p] == nil {
+				continue // it has gone since the list was made
+			}
+			row := found{event: read[p].event}
 			if len(times[i]) > 0 {
 				row.committed = times[i]
-			}
-			if row.event == nil {
-				continue // it has gone since the list was made
 			}
 			if err := fn(row); err != nil {
 				return err
@@ -97,20 +97,32 @@ func (t *Table) readRowByRow(ctx context.Context, tx pgx.Tx, where, order, commi
 	}
 }
 
-// readPlaces reads rows by where they lie: together, or in halves where one of them cannot be read.
-func (t *Table) readPlaces(ctx context.Context, tx pgx.Tx, places []place, events map[place]*event.Event) error {
-	err := t.readSome(ctx, tx, strings.Join(t.used(), ", "), places, func(p place, values [][]byte) { events[p] = t.layout.Event(values) })
+// rowRead is the event of a row that was read by its place. Of an unreadable one it says what cannot be sent.
+type rowRead struct {
+	event      *event.Event
+	unreadable bool
+}
+
+// readPlaces reads rows by where they lie: together, or in halves where one of them cannot be read. Of one that has gone
+// it returns nothing.
+func (t *Table) readPlaces(ctx context.Context, tx pgx.Tx, places []place, read map[place]*rowRead) error {
+	err := t.readSome(ctx, tx, strings.Join(t.used(), ", "), places, func(p place, values [][]byte) {
+		read[p] = &rowRead{event: t.layout.Event(values)}
+	})
 	switch {
 	case !Unreadable(err):
 		return err
 	case len(places) > 1:
 		middle := len(places) / 2
-		if err := t.readPlaces(ctx, tx, places[:middle], events); err != nil {
+		if err := t.readPlaces(ctx, tx, places[:middle], read); err != nil {
 			return err
 		}
-		return t.readPlaces(ctx, tx, places[middle:], events)
+		return t.readPlaces(ctx, tx, places[middle:], read)
 	}
-	events[places[0]], err = t.readParts(ctx, tx, places[0])
+	ev, err := t.readParts(ctx, tx, places[0])
+	if err == nil && ev != nil {
+		read[places[0]] = &rowRead{event: ev, unreadable: true}
+	}
 	return err
 }
 

@@ -279,7 +279,7 @@ func (w *replayWork) send(ctx, lanes context.Context, source string, page replay
 		switch state := owed[i].State; {
 		case state == lane.StateWaiting || state == lane.StateDead:
 			reached.Owed++
-		case ev.Invalid != "":
+		case ev.Invalid != "" && !row.Unreadable: // what cannot be read becomes a dead letter in the lane
 			reached.Name(ev.ID, ev.Invalid)
 			w.log.Warn("a row of the replay is no valid event and is left out", "source", source, "event", ev.ID, "row", ev.Row, "why", ev.Invalid)
 		case !w.Subscriptions[w.number].wants(source, ev.Type):
