@@ -119,6 +119,16 @@ func (t *Table) orderSQL(tracked bool) string {
 	return strings.Join(append(order, withinTransaction), ", ")
 }
 
+// PlacesSQL lists the events of the rows for which a condition on their ids and occurrences holds: event_id, occurrence,
+// and n, which counts them from 1 in the order of Retained. Two rows with one identity are one event, at the place of the
+// first. It is for a table whose rows can be marked.
+func (t *Table) PlacesSQL(condition func(eventID, occurrence string) string) string {
+	return `SELECT p.event_id, p.occurrence, row_number() OVER (ORDER BY min(p.n)) AS n FROM (
+			SELECT ` + t.idSQL() + ` AS event_id, ` + t.occurrenceSQL() + ` AS occurrence, row_number() OVER (ORDER BY ` + t.orderSQL(false) + `) AS n
+			FROM ` + t.sql() + ` t WHERE ` + condition(t.idSQL(), t.occurrenceSQL()) + `) p
+		GROUP BY p.event_id, p.occurrence`
+}
+
 // CountUnpublished counts the rows of the tables that wait. A table without a published column has none.
 func CountUnpublished(ctx context.Context, db DB, tables []*Table) (int64, error) {
 	var all int64

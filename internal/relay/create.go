@@ -55,13 +55,13 @@ func (m *slotMaker) make(ctx context.Context, s *session, plan slot.Plan) (rows 
 	rows, err = m.ready(ctx, s, plan, func(tx pgx.Tx) (int64, error) {
 		fresh := m.rows.recipients(s, func(name string, beginning bool) bool { _, known := s.known[name]; return beginning && !known })
 		if len(fresh) > 0 {
-			_, err := m.rows.record(ctx, tx, s, recording{snapshot: created.Snapshot, at: at, tables: s.tables, retained: true, to: fresh})
+			_, _, err := m.rows.record(ctx, tx, s, recording{snapshot: created.Snapshot, at: at, tables: s.tables, retained: true, to: fresh})
 			if err != nil {
 				return 0, err
 			}
 		}
 		others := m.rows.recipients(s, func(name string, beginning bool) bool { _, known := s.known[name]; return !beginning || known })
-		rows, err := m.rows.record(ctx, tx, s, recording{snapshot: created.Snapshot, at: at, tables: s.tables, repair: plan.Kind == slot.Replace, to: others})
+		rows, _, err := m.rows.record(ctx, tx, s, recording{snapshot: created.Snapshot, at: at, tables: s.tables, repair: plan.Kind == slot.Replace, to: others})
 		if err != nil {
 			return 0, err
 		}

@@ -4,10 +4,12 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/backendstart/walpost/internal/ack"
+	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/lane"
 )
 
@@ -22,7 +24,9 @@ const (
 // it left and was not delivered to it is recorded as owed. It delivers nothing. Records that exist stay as they are, dead
 // or waiting.
 //
-// Its deliveries finish like dead letters: no WAL is kept for them, because no one will pay them from it.
+// Its deliveries finish like dead letters: no WAL is kept for them, because no one will pay them from it. An event that the
+// stream brings again although its row is marked is not recorded: the subscriber has had it, and it would stand behind
+// later events of its key that a repair has recorded.
 type leaver struct {
 	name    string
 	number  int // in the tracker
@@ -46,6 +50,7 @@ type leaver struct {
 
 // recordOwer is the part of lane.Ower that records.
 type recordOwer interface {
+	FindMarked(ctx context.Context, events []*event.Event) ([]int, error)
 	Record(ctx context.Context, subscriber string, owed []lane.Owed) error
 	Dead(ctx context.Context, subscriber string, letter lane.Owed) error
 }
@@ -127,15 +132,27 @@ func (l *leaver) record(ctx context.Context) error {
 		if len(batch) == 0 {
 			return nil
 		}
-		var owed []lane.Owed
 		ends := make([]ack.End, len(batch))
+		events := make([]*event.Event, len(batch))
 		for i, d := range batch {
-			ends[i] = ack.End{Delivery: d, Dead: true}
-			if d.Event.Invalid == "" {
-				owed = append(owed, lane.Owed{Event: d.Event})
+			ends[i], events[i] = ack.End{Delivery: d, Dead: true}, d.Event
+		}
+		marked, err := l.ower.FindMarked(ctx, events)
+		if err != nil {
+			return fmt.Errorf("look up marks: %w", err)
+		}
+		var owed []lane.Owed
+		var ids []string
+		for i, ev := range events {
+			if _, had := slices.BinarySearch(marked, i); had {
 				continue
 			}
-			if err := l.ower.Dead(ctx, l.name, lane.Owed{Event: d.Event, Err: d.Event.Invalid}); err != nil {
+			ids = append(ids, ev.ID)
+			if ev.Invalid == "" {
+				owed = append(owed, lane.Owed{Event: ev})
+				continue
+			}
+			if err := l.ower.Dead(ctx, l.name, lane.Owed{Event: ev, Err: ev.Invalid}); err != nil {
 				return fmt.Errorf("record a dead letter of %q: %w", l.name, err)
 			}
 		}
@@ -147,10 +164,12 @@ func (l *leaver) record(ctx context.Context) error {
 			l.held = nil
 		}
 		l.mu.Unlock()
-		if l.owed == 0 {
-			l.first = batch[0].Event.ID
+		if len(ids) > 0 {
+			if l.owed == 0 {
+				l.first = ids[0]
+			}
+			l.owed, l.last = l.owed+len(ids), ids[len(ids)-1]
 		}
-		l.owed, l.last = l.owed+len(batch), batch[len(batch)-1].Event.ID
 		l.tracker.Finish(ends...)
 	}
 }

@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -350,7 +351,10 @@ type modelLedger struct {
 	plant   *plant
 }
 
-func (l modelLedger) write(_ context.Context, finished []*ack.Entry, confirm event.LSN, at *positions) (int, error) {
+func (l modelLedger) write(ctx context.Context, finished []*ack.Entry, confirm event.LSN, at *positions) (int, error) {
+	if ctx.Err() != nil {
+		return 0, ctx.Err()
+	}
 	if l.plant.confirmsFirst {
 		l.process.server.setConfirmed(confirm)
 	}
@@ -485,7 +489,7 @@ func (s *modelServer) beforeTheStream() event.Position {
 	return behind(last, event.Position{Epoch: 1, Commit: s.confirmed - 1})
 }
 
-// recordRows is Relay.recordRows without Postgres: the rows are in the order of their commits.
+// recordRows is rowDebts.record without Postgres: the rows are in the order of their commits.
 func (s *modelServer) recordRows(o recording) {
 	table := &outbox.Table{Source: &outbox.Source{Name: "model", Messages: "m", Mark: true}, Published: "published_at"}
 	debts := &waitingRows{debt: s.debt, epoch: 1, recording: o, owed: make([][]lane.Owed, len(o.to)), moved: make([][]lane.Owed, len(o.to)), table: table}
@@ -510,6 +514,37 @@ func (s *modelServer) recordRows(o recording) {
 	}
 	if err := debts.flush(context.Background()); err != nil {
 		panic(err)
+	}
+	if at := o.at; !o.retained {
+		at.Ordinal += ordinal
+		s.placeMarked(o, at, bound)
+	}
+}
+
+// placeMarked is rowDebts.placeMarked without Postgres.
+func (s *modelServer) placeMarked(o recording, at event.Position, bound event.LSN) {
+	for _, to := range o.to {
+		waiting := s.debt.Owed(to.name, lane.StateWaiting)
+		if !slices.ContainsFunc(waiting, func(w lane.Owed) bool {
+			_, marked := s.debt.Marked(w.Event)
+			return marked && !s.deleted[w.Event.OccurredAt] && w.Event.Position.Compare(o.at) < 0
+		}) {
+			continue
+		}
+		slices.SortFunc(waiting, func(a, b lane.Owed) int { return cmp.Compare(a.Event.OccurredAt, b.Event.OccurredAt) })
+		var moved []lane.Owed
+		for _, w := range waiting {
+			ev := *w.Event
+			if s.deleted[ev.OccurredAt] {
+				continue
+			}
+			ev.Position, ev.Bound = at, bound
+			at.Ordinal++
+			moved = append(moved, lane.Owed{Event: &ev, InTableOrder: true})
+		}
+		if err := s.debt.PlaceRows(context.Background(), nil, to.name, moved); err != nil {
+			panic(err)
+		}
 	}
 }
 

@@ -142,3 +142,45 @@ func TestRelay_repairKeepsTheOrderOfWhatAFormerFilterTook(t *testing.T) {
 		})
 	}
 }
+
+// S-181: a subscriber that begins with all rows waits for marked ones among those that are not marked, and a repair comes
+// before it has had them.
+func TestRepair_keepsTheOrderOfASubscriberThatBeginsWithAllRows(t *testing.T) {
+	t.Parallel()
+	for name, spoil := range map[string]string{
+		"the slot is dropped": dropSlot,
+		"another timeline":    `UPDATE walpost.slots SET timeline = 77 WHERE slot = $1`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := testdb.New(t)
+			old := newChanging("old", func(_ context.Context, d subscriber.Delivery) error {
+				if d.ID == "e-2" || d.ID == "e-4" {
+					return subscriber.Permanent(errAway)
+				}
+				return nil
+			})
+			r := streaming(t, options(t, db, old))
+			insertAll(db, "a", numbered("e", 5))
+			eventually(t, "all but the dead letters are marked", func() bool { return unmarked(db) == 2 && owed(db, "old", "dead") == 2 })
+			r.shutDown()
+
+			late := newChanging("late", away)
+			configured := func() relay.Options {
+				o := options(t, db, old, late)
+				o.Subscriptions[1].FromBeginning = true
+				return o
+			}
+			r = streaming(t, configured())
+			awaitOwed(t, db, "late", 5)
+			r.shutDown()
+			db.Exec(spoil, db.Name)
+
+			late.behave(taking)
+			streaming(t, configured())
+			if got, want := late.AwaitDelivered(t, 5), numbered("e", 5); !slices.Equal(got, want) {
+				t.Errorf("after the repair it got %v, want %v", got, want)
+			}
+		})
+	}
+}

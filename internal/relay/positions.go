@@ -210,7 +210,7 @@ func (m *membership) recordRetained(ctx context.Context, s *session, subscriber 
 	var rows int64
 	err := m.inTerm(ctx, func(tx pgx.Tx) (err error) {
 		at := event.Position{Epoch: s.epoch, Commit: s.confirmed - 1} // before all that the stream brings
-		rows, err = m.rows.record(ctx, tx, s, recording{at: at, tables: s.tables, retained: true, to: []recipient{{name: name, wants: sub.wants}}})
+		rows, _, err = m.rows.record(ctx, tx, s, recording{at: at, tables: s.tables, retained: true, to: []recipient{{name: name, wants: sub.wants}}})
 		return err
 	})
 	if err != nil {

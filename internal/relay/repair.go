@@ -173,9 +173,8 @@ func (r *repairer) keepSlot(ctx context.Context, s *session, plan slot.Plan) (ro
 		}
 		record := func(o recording) error {
 			o.at = at
-			n, err := r.rows.record(ctx, tx, s, o)
-			at.Ordinal += n
-			rows += n
+			n, next, err := r.rows.record(ctx, tx, s, o)
+			at, rows = next, rows+n
 			return err
 		}
 		if len(lacking) > 0 {

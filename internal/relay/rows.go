@@ -72,7 +72,7 @@ func (d *rowDebts) recipients(s *session, meant func(name string, fromBeginning 
 
 // record makes rows of the tables a debt of the subscribers that want them and are meant. They are read
 // in a transaction of their own, because they are written while they are read. It returns how many there
-// were.
+// were, and the next free position.
 //
 // Their positions are none of a commit. A row says nothing of its commit but that it is before the end of the WAL at that
 // moment: that is its bound.
@@ -83,32 +83,31 @@ func (d *rowDebts) recipients(s *session, meant func(name string, fromBeginning 
 //
 // The stream brings some of them as well. They are known by their ids: a lane pays nothing
 // before it has looked up all that was written before the stream began.
-func (d *rowDebts) record(ctx context.Context, tx pgx.Tx, s *session, o recording) (int64, error) {
+func (d *rowDebts) record(ctx context.Context, tx pgx.Tx, s *session, o recording) (rows int64, next event.Position, err error) {
 	// It writes only now and then, while the other transaction reads. And the next leader waits for its end.
 	if err := postgres.LetIdle(ctx, tx); err != nil {
-		return 0, err
+		return 0, o.at, err
 	}
-	var rows int64
 	attempt := func(rowByRow bool) error {
 		return pgx.BeginFunc(ctx, tx, func(savepoint pgx.Tx) (err error) {
-			rows, err = d.recordOnce(ctx, savepoint, s, o, rowByRow)
+			rows, next, err = d.recordOnce(ctx, savepoint, s, o, rowByRow)
 			return err
 		})
 	}
-	err := attempt(false)
+	err = attempt(false)
 	if outbox.Unreadable(err) {
 		d.Log.Warn("the server cannot send a value of a row; rows are read one by one, and what cannot be read becomes a dead letter", "err", err)
 		err = attempt(true)
 	}
-	return rows, err
+	return rows, next, err
 }
 
-func (d *rowDebts) recordOnce(ctx context.Context, tx pgx.Tx, s *session, o recording, rowByRow bool) (int64, error) {
+func (d *rowDebts) recordOnce(ctx context.Context, tx pgx.Tx, s *session, o recording, rowByRow bool) (rows int64, next event.Position, err error) {
 	begun := time.Now()
 	position := o.at
+	bound := position.Commit // nothing in the snapshot of a new slot committed where it begins, or later
 	debts := &waitingRows{debt: d.owed, tx: tx, epoch: s.epoch, recording: o, owed: make([][]lane.Owed, len(o.to)), moved: make([][]lane.Owed, len(o.to))}
-	err := postgres.InSnapshot(ctx, d.Pool, o.snapshot, func(reading pgx.Tx) error {
-		bound := position.Commit // nothing in the snapshot of a new slot committed where it begins, or later
+	err = postgres.InSnapshot(ctx, d.Pool, o.snapshot, func(reading pgx.Tx) error {
 		if o.snapshot == "" {
 			var err error
 			if bound, err = store.WALEnd(ctx, reading); err != nil { // the first statement takes the snapshot
@@ -146,7 +145,27 @@ func (d *rowDebts) recordOnce(ctx context.Context, tx pgx.Tx, s *session, o reco
 		}
 		return nil
 	})
-	return position.Ordinal - o.at.Ordinal, err
+	rows = position.Ordinal - o.at.Ordinal
+	if err == nil && !o.retained {
+		position, err = d.placeMarked(ctx, tx, o, position, bound)
+	}
+	return rows, position, err
+}
+
+// placeMarked brings what waits for a subscriber into one order again where some of it is marked: a pass over the rows that
+// are not published does not meet those, and leaves them before all others. It returns the next free position.
+func (d *rowDebts) placeMarked(ctx context.Context, tx pgx.Tx, o recording, position event.Position, bound event.LSN) (event.Position, error) {
+	for _, to := range o.to {
+		moved, err := d.owed.PlaceMarked(ctx, tx, to.name, o.tables, o.at, position, bound)
+		if err != nil {
+			return position, err
+		}
+		if moved > 0 {
+			d.Log.Info("rows that wait for the subscriber are marked; all that it is owed of their tables takes the order of the tables", "subscriber", to.name, "deliveries", moved)
+		}
+		position.Ordinal += moved
+	}
+	return position, nil
 }
 
 // rowsDebt is where rows become a debt; fulfilled by debt.Store.
