@@ -67,6 +67,7 @@ type recorder struct {
 	elsewhere   sync.Once // said that someone else marks rows
 
 	unrecorded error // why something finished comes again, once run has ended
+	gaveUp     bool  // something finished was not recorded, so nothing after it may be; owned by run
 
 	epoch   int32                        // of the server that is streamed
 	pass    *debt.MarkPlace              // where the pass over the rows that are still to be marked stands; owned by run
@@ -256,6 +257,9 @@ func (r *recorder) markLast(ctx context.Context) {
 // record writes what has settled, again and again until it is written or ctx ends. Without a finished
 // event there is no reason to write, unless much foreign WAL has passed or this is the end.
 func (r *recorder) record(ctx context.Context, last bool) {
+	if r.gaveUp {
+		return
+	}
 	settled := r.tracker.TakeSettled()
 	confirm := r.within(settled)
 	r.dirty = r.dirty || settled.Ended
@@ -287,10 +291,12 @@ func (r *recorder) record(ctx context.Context, last bool) {
 			return
 		}
 		if why := asChanged(err); why != nil {
+			r.gaveUp = true
 			r.stop(why)
 			return
 		}
 		if ctx.Err() != nil {
+			r.gaveUp = true
 			if len(settled.Entries) > 0 || confirm > r.recorded {
 				r.unrecorded = fmt.Errorf("stopped before everything finished was recorded; it comes again: %w", err)
 			}

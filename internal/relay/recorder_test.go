@@ -46,6 +46,42 @@ func (*written) markRows(context.Context, debt.MarkQuery) (debt.MarkRound, error
 
 func (*written) lockedBy(context.Context, debt.LockedRow) (string, error) { return "", nil }
 
+// refusing is a ledger that refuses its first write for good.
+type refusing struct {
+	written
+	why error
+}
+
+func (r *refusing) write(ctx context.Context, finished []*ack.Entry, confirm event.LSN, at *positions) (int, error) {
+	if why := r.why; why != nil {
+		r.why = nil
+		return 0, why
+	}
+	return r.written.write(ctx, finished, confirm, at)
+}
+
+// What is finished and could not be recorded is gone from the tracker, whose position is past it: nothing more may be
+// recorded by this recorder, also where the next write would work.
+func TestRecorder_recordsNothingBeyondWhatItHasGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tracker := ack.New(ack.Window{Events: 10, Bytes: 1 << 20}, 1, 8)
+		tracker.Owes(0, nil, nil)
+		ledger := &refusing{why: &changed{reason: "the slot is another one"}}
+		ctx, stop := context.WithCancelCause(t.Context())
+		r := &recorder{
+			ledger: ledger, tracker: tracker, log: slog.New(slog.DiscardHandler), metrics: newMetrics(prometheus.NewRegistry()), stop: stop,
+			names: []string{"a"}, budget: Unlimited, received: func() event.LSN { return 24 }, recorded: 8,
+		}
+		tracker.Begin(8)
+		tracker.Add(&event.Event{ID: "e", Position: event.Position{Epoch: 1, Commit: 8}}, nil, false)
+		tracker.Commit(16)
+		r.run(ctx, context.Background())
+		if got := ledger.positions(); len(got) != 0 {
+			t.Errorf("it has recorded %v as confirmed, and an event before it has no mark", got)
+		}
+	})
+}
+
 // S-54: over a quiet outbox foreign WAL passes, less than 16 MiB of it. It is confirmed after a minute, and what a
 // record of our own makes is no reason for the next one.
 func TestRecorder_confirmsAQuietOutboxAfterAMinute(t *testing.T) {
