@@ -12,15 +12,14 @@ import (
 
 // What people do in the model, next to what happens by itself: they add, redrive, discard and replay, and put a
 // subscriber into the configuration that begins with all rows. Retention deletes rows, and a process dies before or
-// after any one of its writes. All of that happens in histories without a repair: a repair gives what waits another
-// place, among the rows that are not published (docs/GUARANTEES.md), and that is not what these are about.
+// after any one of its writes.
 
 // act lets one of these things happen, now and then. It has random numbers of its own, so that the rest of a history
 // is the same with and without it.
 func (h *history) act() {
 	kind := h.people.IntN(9)
 	switch often := h.plant.byPeople(); {
-	case h.alone, !often && h.people.IntN(4) > 0:
+	case !often && h.people.IntN(4) > 0:
 		return
 	case h.plant.forgetsBound: // to find a bug they do what meets it
 		kind = 0
@@ -204,7 +203,7 @@ func (p *modelProcess) past(i int, end event.LSN) bool {
 
 // join puts a subscriber into the configuration that begins with all rows.
 func (h *history) join() {
-	if h.alone || len(h.subs) > 4 || h.people.IntN(4) > 0 {
+	if len(h.subs) > 4 || h.people.IntN(4) > 0 {
 		return
 	}
 	sub := newModelSubscriber("b", lane.ByKey)

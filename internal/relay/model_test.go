@@ -21,8 +21,8 @@ import (
 
 // The model drives tracker, dispatcher, lanes, debt and recorder through random interleavings of
 // commits, failures, outages, unreadable events, crashes, clean stops, pauses, refused writes, ids that are used
-// again, moves of the WAL budget, and subscribers that leave and come back, get other names and other filters, under
-// virtual time; what people do next to that stands in model_people_test.go. It compares what the subscribers got with the
+// again, moves of the WAL budget, lost slots, and subscribers that leave and come back, get other names and other filters,
+// under virtual time; what people do next to that stands in model_people_test.go. It compares what the subscribers got with the
 // plain list of everything that was committed.
 
 // history is what has happened so far.
@@ -37,7 +37,6 @@ type history struct {
 	marked  []string // marks that were not true; guarded by server.mu
 	unclean bool     // something happened after which an event may come again
 	people  *rand.Rand
-	alone   bool // people do nothing, and the slot is lost now and then; else the other way round
 }
 
 func newHistory(seed uint64, plant *plant, log *slog.Logger) *history {
@@ -169,7 +168,7 @@ func (h *history) restart() {
 	}
 	how := ending(h.IntN(2))
 	lost := noRepair
-	if h.IntN(4) == 0 && h.alone {
+	if h.IntN(4) == 0 {
 		how, lost = ending(h.IntN(3)), newSlot+repairKind(h.IntN(2))
 	}
 	if dead {
@@ -253,7 +252,6 @@ func (h *history) recover() {
 // runModel is one random history. It returns the promises that were broken.
 func runModel(seed uint64, plant *plant, log *slog.Logger) []string {
 	h := newHistory(seed, plant, log)
-	h.alone = seed%2 == 0
 	h.start(Unlimited)
 	for range 150 {
 		h.step()
@@ -402,9 +400,6 @@ func TestModel_findsPlantedBugs(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			for seed := range uint64(60) {
-				if planted.byPeople() {
-					seed = 2*seed + 1
-				}
 				found := false
 				synctest.Test(t, func(t *testing.T) {
 					found = len(runModel(seed, planted, slog.New(slog.DiscardHandler))) > 0
