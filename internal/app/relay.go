@@ -92,7 +92,7 @@ func newRelay(ctx context.Context, options config.Relay, mail config.Mail, kinds
 	// Three pools: a subscriber that holds all its connections, or a person who counts a large debt, must
 	// not keep the relay from recording. They carry the name of the process, by which a successor ends them
 	// when it is frozen.
-	held := lease.New(lease.Options{URL: options.Stream().Live(), Slot: options.Slot, Log: log.Logger})
+	held := lease.New(lease.Options{URL: options.Stream().Live(), Option: options.StreamOption(), Slot: options.Slot, Log: log.Logger})
 	for range 3 {
 		pool, err := OpenDatabase(ctx, options.DatabaseURL, held.Application(), MigrationsOf(options.Flow)...)
 		if err != nil {
@@ -133,7 +133,7 @@ func newRelay(ctx context.Context, options config.Relay, mail config.Mail, kinds
 	b.relay = relay.New(relay.Options{
 		Lease:          held,
 		Pool:           b.pools[0],
-		ReplicationURL: options.Stream().Live(),
+		ReplicationURL: options.Stream().Live(), ReplicationOption: options.StreamOption(),
 		Slot:           options.Slot,
 		Publication:    options.Publication,
 		Sources:        sources,

@@ -125,6 +125,14 @@ func (r Relay) Stream() Secret {
 	return r.DatabaseURL
 }
 
+// StreamOption is the option that Stream comes from.
+func (r Relay) StreamOption() string {
+	if r.ReplicationURL != "" {
+		return "replication_url"
+	}
+	return "database_url"
+}
+
 // DefaultRelay is the relay of the learning platform on the given database, with every option at its
 // default.
 func DefaultRelay(databaseURL string) Relay {

@@ -6,6 +6,7 @@
 package lease
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -46,8 +47,10 @@ const (
 // Options are what a lease is made of.
 type Options struct {
 	// URL is a direct connection string: a pooler cannot carry a session's lock.
-	URL  string
-	Slot string
+	URL string
+	// Option is the name of URL in the configuration, for errors; "" is replication_url.
+	Option string
+	Slot   string
 	// Works reports whether the process can do its work: one that cannot reach Postgres through its pool takes no
 	// lead. nil is always. It must not block for long.
 	Works func(ctx context.Context) error
@@ -399,7 +402,7 @@ func (l *Lease) dial(ctx context.Context) (*pgx.Conn, error) {
 	defer cancel()
 	conn, err := pgx.ConnectConfig(ctx, config)
 	if err != nil {
-		return nil, postgres.ConnectError(err, l.URL)
+		return nil, fmt.Errorf("%s: %w", cmp.Or(l.Option, "replication_url"), postgres.ConnectError(err, l.URL))
 	}
 	return conn, nil
 }

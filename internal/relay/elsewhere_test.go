@@ -22,6 +22,8 @@ func TestRelay_saysThatReplicationURLLeadsElsewhere(t *testing.T) {
 		"standby":          {withHost(t, db.DSN, address(standby)), "replication_url to a standby, database_url to its primary"},
 		"another database": {neighbour.DSN, "replication_url to database \"" + neighbour.Name + "\""},
 		"another server":   {other.DSN, "with system id"},
+		// S-203
+		"no server": {withHost(t, db.DSN, "127.0.0.1:1"), "replication_url: connect to postgres at 127.0.0.1:1"},
 	} {
 		for _, single := range []bool{true, false} {
 			o := options(t, db, keeping(nil))

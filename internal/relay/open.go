@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -236,7 +237,7 @@ func (o *opener) find(ctx context.Context) (_ *session, err error) {
 		}
 	}
 	if s.conn, err = wal.Connect(ctx, o.ReplicationURL, o.lead.application()); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%s: %w", cmp.Or(o.ReplicationOption, "replication_url"), err)
 	}
 	defer func() {
 		if err != nil {

@@ -22,7 +22,9 @@ type Options struct {
 	// Pool is for the relay's own statements; subscribers have another one, so that they cannot starve it.
 	Pool *postgres.Pool
 	// ReplicationURL is a direct connection string: a pooler cannot carry replication.
-	ReplicationURL    string
+	ReplicationURL string
+	// ReplicationOption is its name in the configuration, for errors; "" is replication_url.
+	ReplicationOption string
 	Slot, Publication string
 	Sources           []*outbox.Source
 	Subscriptions     []Subscription
