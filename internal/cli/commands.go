@@ -42,6 +42,7 @@ type commands struct {
 	Migrate migrateCommand `cmd:"" help:"Bring the tables up to this version."`
 
 	Doctor      doctorCommand      `cmd:"" help:"Check settings, rights, slot and publication, and say what fixes them."`
+	Sources     sourcesCommand     `cmd:"" help:"Show what walpost finds in the outbox tables, and suggest a configuration."`
 	Status      statusCommand      `cmd:"" help:"Show where slot and subscribers stand, and what is owed."`
 	Subscribers subscribersCommand `cmd:"" help:"List, pause, resume or forget subscribers."`
 	Owed        owedCommand        `cmd:"" help:"See what subscribers are owed, give it up, or owe them more."`

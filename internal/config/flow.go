@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 	_ "time/tzdata" // a container may have none
+	"unicode"
 
 	"github.com/goccy/go-yaml/ast"
 
@@ -171,6 +172,20 @@ func Lessons() Flow {
 // defaultSource is what a source of the file is where it says nothing: other programs may delete from
 // its table, and walpost never does.
 func defaultSource() Source { return Source{Mark: "auto", Repair: "stop", Rows: "shared"} }
+
+// SourceOf is the source that a table is where nothing is configured for it. table is one that SplitTable takes.
+func SourceOf(table string) Source {
+	source := defaultSource()
+	source.Table = table
+	_, name, _ := SplitTable(table)
+	source.Name = strings.Map(func(r rune) rune {
+		if r = unicode.ToLower(r); strings.ContainsRune("abcdefghijklmnopqrstuvwxyz0123456789_-", r) {
+			return r
+		}
+		return '_'
+	}, name)
+	return source
+}
 
 func defaultSubscriber() Subscriber {
 	return Subscriber{

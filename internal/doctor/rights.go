@@ -145,14 +145,7 @@ func (c *checker) lacksSequences(ctx context.Context, m *missing) error {
 }
 
 func (c *checker) lacksSource(ctx context.Context, m *missing, table *outbox.Table) error {
-	rights := []string{"SELECT"}
-	var columns []string
-	if table.Marks() {
-		columns = table.MarkColumns()
-	}
-	if table.Source.Retention > 0 {
-		rights = append(rights, "DELETE")
-	}
+	rights, columns := table.Rights()
 	return c.lacks(ctx, m, table.Source.Schema, table.Source.Table, rights, columns)
 }
 

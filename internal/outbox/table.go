@@ -59,20 +59,14 @@ type column struct {
 // Inspect looks the source's table up. A table that is missing, lacks a column that is required or
 // mapped, or of which a generated column would be used is an error that says what to do.
 func (s *Source) Inspect(ctx context.Context, db DB) (*Table, error) {
-	t := &Table{Source: s}
-	var kind string
-	err := db.QueryRow(ctx, `
-		SELECT c.oid, c.relkind::text, pg_catalog.getdatabaseencoding()::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-		WHERE n.nspname = $1 AND c.relname = $2`, s.Schema, s.Table).Scan(&t.OID, &kind, &t.encoding)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return nil, fmt.Errorf("source %q: there is no table %s in this database: create it, or correct the source's table", s.Name, s.relation())
+	found, err := s.find(ctx, db)
+	if err == nil {
+		err = found.problem
 	}
 	if err != nil {
-		return nil, fmt.Errorf("source %q: look up table %s: %w", s.Name, s.relation(), err)
+		return nil, err
 	}
-	if kind != "r" && kind != "p" { // ordinary, partitioned
-		return nil, fmt.Errorf("source %q: %s is no table (relkind %q): only tables can be published", s.Name, s.relation(), kind)
-	}
+	t := &Table{Source: s, OID: found.oid, encoding: found.encoding}
 	columns, err := s.attributes(ctx, db, t.OID)
 	if err != nil {
 		return nil, err
@@ -84,6 +78,29 @@ func (s *Source) Inspect(ctx context.Context, db DB) (*Table, error) {
 		return nil, err
 	}
 	return t, nil
+}
+
+// foundTable is where the source's table is, or why it cannot be one.
+type foundTable struct {
+	oid      uint32
+	encoding string // of the database
+	problem  error
+}
+
+func (s *Source) find(ctx context.Context, db DB) (found foundTable, err error) {
+	var kind string
+	err = db.QueryRow(ctx, `
+		SELECT c.oid, c.relkind::text, pg_catalog.getdatabaseencoding()::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+		WHERE n.nspname = $1 AND c.relname = $2`, s.Schema, s.Table).Scan(&found.oid, &kind, &found.encoding)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		found.problem, err = fmt.Errorf("source %q: there is no table %s in this database: create it, or correct the source's table", s.Name, s.relation()), nil
+	case err != nil:
+		err = fmt.Errorf("source %q: look up table %s: %w", s.Name, s.relation(), err)
+	case kind != "r" && kind != "p": // ordinary, partitioned
+		found.problem = fmt.Errorf("source %q: %s is no table (relkind %q): only tables can be published", s.Name, s.relation(), kind)
+	}
+	return found, err
 }
 
 func (s *Source) attributes(ctx context.Context, db DB, table uint32) ([]column, error) {
