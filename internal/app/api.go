@@ -71,7 +71,7 @@ func newAuth(ctx context.Context, options config.API, registry prometheus.Regist
 		auth, err = httpapi.NewDevAuth(options.APIListen)
 	} else {
 		auth, err = httpapi.NewJWTAuth(ctx, httpapi.JWTOptions{
-			Secret: options.JWTSecret.Reveal(), JWKS: options.JWKSURL, Audience: options.JWTAudience, Issuer: options.JWTIssuer,
+			Secret: options.JWTSecret.Live(), JWKS: options.JWKSURL, Audience: options.JWTAudience, Issuer: options.JWTIssuer,
 			Log: log, Registry: registry,
 		})
 	}

@@ -173,7 +173,7 @@ func (b *builtRelay) close() {
 
 func (b *builtRelay) ops(window config.Ops, log *slog.Logger) *ops.Server {
 	return ops.New(ops.Options{
-		Listen: window.OpsListen, Token: window.OpsToken.Reveal(),
+		Listen: window.OpsListen, Token: window.OpsToken.Live(),
 		Registry: b.registry, Relay: b.relay, Admin: b.admin, Log: log, Version: Version(),
 	})
 }

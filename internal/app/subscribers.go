@@ -55,7 +55,7 @@ func newNotifications(r Room) (subscriber.Subscriber, error) {
 	if r.Mail.SMTPURL == "" {
 		return lessons.NewNotifications(r.Pool, r.Slot, r.Log, lessons.NewLogNotifier(r.Log)), nil
 	}
-	notifier, err := lessons.NewSMTPNotifier(r.Mail.SMTPURL.Reveal())
+	notifier, err := newMailer(r.Mail.SMTPURL)
 	if err != nil {
 		return nil, err
 	}

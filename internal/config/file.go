@@ -434,9 +434,9 @@ func (x *expander) replace(text string) (string, error) {
 	return strings.ReplaceAll(text, kept, "${"), errors.Join(unset...)
 }
 
-// liveFiles are the values whose file is read again while the program runs: passwords of Postgres, and what a webhook
-// sends as a secret.
-var liveFiles = regexp.MustCompile(`^\$\.(database_url|replication_url|subscribers\[\d+\]\.(secret(\[\d+\])?|headers\..+))\.file$`)
+// liveFiles are the values whose file is read again while the program runs: every secret, of Postgres, of a mail server,
+// of a webhook, of the two APIs.
+var liveFiles = regexp.MustCompile(`^\$\.(database_url|replication_url|smtp_url|jwt_secret|ops_token|subscribers\[\d+\]\.(secret(\[\d+\])?|headers\..+))\.file$`)
 
 // readFile reads what {file: path} names, seen from the configuration file.
 func (x *expander) readFile(node ast.Node, path string) (string, error) {

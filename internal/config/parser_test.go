@@ -281,7 +281,10 @@ func TestParse_letsSecretsInFilesChange(t *testing.T) {
 database_url: {file: dsn}
 replication_url:
   file: dsn
-ops_token: {file: once}
+ops_token: {file: ops}
+smtp_url: {file: mail}
+jwt_secret: {file: jwt}
+publication: {file: once}
 sources: [{name: s, table: a.b}]
 subscribers:
   - &first
@@ -295,14 +298,14 @@ subscribers:
       - {file: key}
       - whsec_fixed
 `)
-	for _, name := range []string{"dsn", "once", "key", "token"} {
+	for _, name := range []string{"dsn", "once", "key", "token", "ops", "mail", "jwt"} {
 		write(name, name+" before\r\n")
 	}
 	got, err := parse(t, "", map[string]string{"WALPOST_CONFIG": path, "WALPOST_DATABASE_URL": ""})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"dsn", "once", "key", "token"} {
+	for _, name := range []string{"dsn", "once", "key", "token", "ops", "mail", "jwt"} {
 		write(name, name+" after\n")
 	}
 	o, one, more := got.options, got.flow.Subscribers[0], got.flow.Subscribers[1]
@@ -312,7 +315,10 @@ subscribers:
 	}{
 		"database_url":    {o.DatabaseURL, "dsn before", "dsn after"},
 		"replication_url": {o.ReplicationURL, "dsn before", "dsn after"},
-		"another option":  {o.OpsToken, "once before", "once before"},
+		"ops_token":       {o.OpsToken, "ops before", "ops after"},
+		"smtp_url":        {o.SMTPURL, "mail before", "mail after"},
+		"jwt_secret":      {o.JWTSecret, "jwt before", "jwt after"},
+		"another option":  {Secret(o.Publication), "once before", "once before"},
 		"a secret":        {one.Secret[0], "key before", "key after"},
 		"a header":        {one.Headers["Authorization"], "token before", "token after"},
 		"a plain header":  {one.Headers["X-Plain"], "plain", "plain"},

@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"net/netip"
 	"strings"
+
+	"github.com/backendstart/walpost/internal/safefile"
 )
 
 // refusal says why a request is not answered; nil lets it in.
@@ -61,8 +63,9 @@ func (s *Server) showsToken(r *http.Request) bool {
 		return false
 	}
 	scheme, token, _ := strings.Cut(values[0], " ")
-	got, want := sha256.Sum256([]byte(token)), sha256.Sum256([]byte(s.options.Token))
-	return subtle.ConstantTimeCompare(got[:], want[:]) == 1 && strings.EqualFold(scheme, "Bearer")
+	now := safefile.Latest(s.options.Token)
+	got, want := sha256.Sum256([]byte(token)), sha256.Sum256([]byte(now))
+	return subtle.ConstantTimeCompare(got[:], want[:]) == 1 && strings.EqualFold(scheme, "Bearer") && now != "" // a file that is empty lets no one in
 }
 
 func (s *Server) refuse(w http.ResponseWriter, r *refusal) {

@@ -38,7 +38,7 @@ type Options struct {
 	// where Token is "" (access.go).
 	Listen string
 	// Token is what "Authorization: Bearer" must carry for everything but /live, /metrics and the status
-	// words of /ready. With "" there is none.
+	// words of /ready. With "" there is none. A safefile.Live text is what its file holds at each request.
 	Token    string
 	Registry *prometheus.Registry
 	Relay    Relay

@@ -8,6 +8,8 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -15,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/backendstart/walpost/internal/relay"
+	"github.com/backendstart/walpost/internal/safefile"
 )
 
 // standing is a relay that stands as its fields say.
@@ -59,6 +62,28 @@ func get(s *Server, path, authorization string) *httptest.ResponseRecorder {
 	recorder := httptest.NewRecorder()
 	s.ServeHTTP(recorder, request)
 	return recorder
+}
+
+// S-133
+func TestAccess_readsATokenInAFileAtEachRequest(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "token")
+	server := serve("127.0.0.1:8081", safefile.Live(file, "first"), stuck())
+	for _, step := range []struct {
+		held, shown string
+		want        int
+	}{
+		{"first", "first", http.StatusOK},
+		{"second\n", "first", http.StatusUnauthorized},
+		{"second\n", "second", http.StatusOK},
+		{"", "", http.StatusUnauthorized}, // it is written at this moment
+	} {
+		if err := os.WriteFile(file, []byte(step.held), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got := get(server, "/progress", "Bearer "+step.shown); got.Code != step.want {
+			t.Errorf("the file holds %q, the request shows %q: %d, want %d", step.held, step.shown, got.Code, step.want)
+		}
+	}
 }
 
 func TestReady_isNotWhenTheRelayIsNotAndSaysWhy(t *testing.T) {

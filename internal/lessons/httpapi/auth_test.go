@@ -20,6 +20,7 @@ import (
 
 	"github.com/golang-jwt/jwt/v5"
 
+	"github.com/backendstart/walpost/internal/safefile"
 	"github.com/backendstart/walpost/internal/testdb"
 )
 
@@ -204,6 +205,42 @@ func TestJWTAuth_readsPublicKeysFromAFile(t *testing.T) {
 		if got, err := userOf(auth, sign(t, jwt.SigningMethodRS256, key, claims("42"), "a")); got != 42 || err != nil {
 			t.Errorf("%s: user is %d, %v; want 42", name, got, err)
 		}
+	}
+}
+
+// S-133: a secret, and public keys, in a file are those of this moment.
+func TestJWTAuth_readsAFileAgainWhenItsKeysAreRotated(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "key")
+	write := func(text string) {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const next = "fedcba9876543210fedcba9876543210"
+	write(testSecret)
+	auth, err := NewJWTAuth(t.Context(), JWTOptions{Secret: safefile.Live(file, testSecret), Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(next + "\n")
+	for secret, want := range map[string]bool{testSecret: false, next: true} {
+		if _, err := userOf(auth, sign(t, jwt.SigningMethodHS256, []byte(secret), claims("42"), "")); (err == nil) != want {
+			t.Errorf("after the rotation a token of %q: %v", secret, err)
+		}
+	}
+	write("") // it is written at this moment
+	if _, err := userOf(auth, sign(t, jwt.SigningMethodHS256, []byte(""), claims("42"), "")); err == nil {
+		t.Error("a token of an empty secret is taken")
+	}
+
+	first, second := rsaKey(t), rsaKey(t)
+	write(jwks("a", &first.PublicKey))
+	if auth, err = NewJWTAuth(t.Context(), withJWKS(file)); err != nil {
+		t.Fatal(err)
+	}
+	write(jwks("b", &second.PublicKey))
+	if got, err := userOf(auth, sign(t, jwt.SigningMethodRS256, second, claims("43"), "b")); got != 43 || err != nil {
+		t.Errorf("after the rotation user is %d, %v; want 43", got, err)
 	}
 }
 

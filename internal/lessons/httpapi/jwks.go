@@ -98,8 +98,8 @@ func parseKeys(body []byte) ([]publicKey, error) {
 
 // keySet is the public keys that are in use. It is safe for concurrent use.
 type keySet struct {
-	url      string // "" for a file, which is read once
-	client   *http.Client
+	place    string // an address or a file
+	read     func(context.Context) ([]publicKey, error)
 	log      *slog.Logger
 	failures prometheus.Counter
 	unknown  *rate.Limiter
@@ -112,50 +112,62 @@ type keySet struct {
 
 // newKeySet reads the keys once, so that a wrong address is an error now and not a day of 401s.
 func newKeySet(ctx context.Context, o JWTOptions) (*keySet, error) {
-	address, err := url.Parse(o.JWKS)
-	if err != nil || address.Scheme != "http" && address.Scheme != "https" {
-		body, err := safefile.Read(strings.TrimPrefix(o.JWKS, "file://"), maxKeySet)
-		if err != nil {
-			return nil, err
-		}
-		keys, err := parseKeys(body)
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", o.JWKS, err)
-		}
-		return &keySet{keys: keys}, nil
-	}
-	switch {
-	case address.User != nil:
-		return nil, errors.New("WALPOST_JWKS_URL must not carry a user or password")
-	case address.Scheme == "http" && !isLoopbackHost(address.Hostname()):
-		return nil, fmt.Errorf("WALPOST_JWKS_URL %s: whoever is on the way could put keys in: use https", o.JWKS)
-	}
-	transport := http.DefaultTransport.(*http.Transport).Clone()
-	transport.MaxResponseHeaderBytes = 64 << 10
 	k := &keySet{
-		url: o.JWKS, log: o.Log, unknown: rate.NewLimiter(rate.Every(unknownKeyInterval), 1),
+		place: o.JWKS, log: o.Log, unknown: rate.NewLimiter(rate.Every(unknownKeyInterval), 1),
 		failures: promauto.With(o.Registry).NewCounter(prometheus.CounterOpts{
 			Name: "walpost_jwks_failures_total",
 			Help: "Reads of the JSON Web Key Set that failed; the keys known so far stay in use.",
 		}),
-		client: &http.Client{
-			Transport: transport,
-			Timeout:   keysTimeout, // of the body, too
-			// A redirect could leave https, and the address that was configured.
-			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-		},
 	}
-	if k.keys, err = k.fetch(ctx); err != nil {
+	address, err := url.Parse(o.JWKS)
+	switch {
+	case err != nil || address.Scheme != "http" && address.Scheme != "https":
+		k.read = func(context.Context) ([]publicKey, error) { return readKeys(o.JWKS) }
+	case address.User != nil:
+		return nil, errors.New("WALPOST_JWKS_URL must not carry a user or password")
+	case address.Scheme == "http" && !isLoopbackHost(address.Hostname()):
+		return nil, fmt.Errorf("WALPOST_JWKS_URL %s: whoever is on the way could put keys in: use https", o.JWKS)
+	default:
+		k.read = newKeyFetcher(o.JWKS).fetch
+	}
+	if k.keys, err = k.read(ctx); err != nil {
 		return nil, err
 	}
 	return k, nil
 }
 
+// readKeys reads a file of keys.
+func readKeys(file string) ([]publicKey, error) {
+	body, err := safefile.Read(strings.TrimPrefix(file, "file://"), maxKeySet)
+	if err != nil {
+		return nil, err
+	}
+	keys, err := parseKeys(body)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	return keys, nil
+}
+
+// keyFetcher reads the keys from an address.
+type keyFetcher struct {
+	url    string
+	client *http.Client
+}
+
+func newKeyFetcher(address string) *keyFetcher {
+	transport := http.DefaultTransport.(*http.Transport).Clone()
+	transport.MaxResponseHeaderBytes = 64 << 10
+	return &keyFetcher{address, &http.Client{
+		Transport: transport,
+		Timeout:   keysTimeout, // of the body, too
+		// A redirect could leave https, and the address that was configured.
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}}
+}
+
 // run reads the keys at intervals until ctx ends.
 func (k *keySet) run(ctx context.Context) {
-	if k.url == "" {
-		return
-	}
 	tick := time.NewTicker(keysInterval)
 	defer tick.Stop()
 	for {
@@ -173,7 +185,7 @@ func (k *keySet) run(ctx context.Context) {
 func (k *keySet) refresh(ctx context.Context) {
 	k.fetching.Lock()
 	defer k.fetching.Unlock()
-	keys, err := k.fetch(ctx)
+	keys, err := k.read(ctx)
 	if ctx.Err() != nil {
 		return
 	}
@@ -183,38 +195,38 @@ func (k *keySet) refresh(ctx context.Context) {
 	case err != nil:
 		k.failed++
 		k.failures.Inc()
-		k.log.Warn("reading the JSON Web Key Set failed, known keys stay in use", "url", k.url, "failures", k.failed, "err", err)
+		k.log.Warn("reading the JSON Web Key Set failed, known keys stay in use", "url", k.place, "failures", k.failed, "err", err)
 		return
 	case k.failed > 0:
-		k.log.Info("the JSON Web Key Set is read again", "url", k.url, "failures", k.failed)
+		k.log.Info("the JSON Web Key Set is read again", "url", k.place, "failures", k.failed)
 	}
 	k.keys, k.failed = keys, 0
 }
 
-func (k *keySet) fetch(ctx context.Context) ([]publicKey, error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, k.url, nil)
+func (f *keyFetcher) fetch(ctx context.Context) ([]publicKey, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, f.url, nil)
 	if err != nil {
 		return nil, err
 	}
 	request.Header.Set("Accept", "application/json, application/jwk-set+json")
-	response, err := k.client.Do(request)
+	response, err := f.client.Do(request)
 	if err != nil {
 		return nil, err
 	}
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("%s answers %s", k.url, response.Status)
+		return nil, fmt.Errorf("%s answers %s", f.url, response.Status)
 	}
 	body, err := io.ReadAll(io.LimitReader(response.Body, maxKeySet+1))
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("%s: %w", k.url, err)
+		return nil, fmt.Errorf("%s: %w", f.url, err)
 	case len(body) > maxKeySet:
-		return nil, fmt.Errorf("%s answers more than %d bytes", k.url, maxKeySet)
+		return nil, fmt.Errorf("%s answers more than %d bytes", f.url, maxKeySet)
 	}
 	keys, err := parseKeys(body)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", k.url, err)
+		return nil, fmt.Errorf("%s: %w", f.url, err)
 	}
 	return keys, nil
 }
@@ -242,7 +254,7 @@ func (k *keySet) keysOf(ctx context.Context, token *jwt.Token) (any, error) {
 		return nil, errors.New("the key id of the token is no string")
 	}
 	fitting, known := k.find(id, token.Method.Alg())
-	if !known && k.url != "" && k.unknown.Allow() {
+	if !known && k.unknown.Allow() {
 		k.refresh(ctx)
 		fitting, _ = k.find(id, token.Method.Alg())
 	}

@@ -261,10 +261,12 @@ func TestKeys_ofASlowProviderAreGivenUp(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if keys.client.Timeout != keysTimeout {
-		t.Errorf("the time limit is %s, want %s", keys.client.Timeout, keysTimeout)
+	provider := newKeyFetcher(p.URL)
+	if provider.client.Timeout != keysTimeout {
+		t.Errorf("the time limit is %s, want %s", provider.client.Timeout, keysTimeout)
 	}
-	keys.client.Timeout = 50 * time.Millisecond
+	provider.client.Timeout = 50 * time.Millisecond
+	keys.read = provider.fetch
 	p.answer.Store(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		for r.Context().Err() == nil { // a byte now and then would hold it for ever
 			fmt.Fprint(w, " ")

@@ -14,6 +14,7 @@ import (
 	"github.com/golang-jwt/jwt/v5"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/backendstart/walpost/internal/safefile"
 	"github.com/backendstart/walpost/internal/strictjson"
 )
 
@@ -34,7 +35,8 @@ var (
 
 // JWTOptions names the keys that tokens are verified with, exactly one of Secret and JWKS, and what tokens must say.
 type JWTOptions struct {
-	// Secret is a shared HS256 secret of at least 32 bytes.
+	// Secret is a shared HS256 secret of at least 32 bytes, or a safefile.Live text: then the file is read for each
+	// token, because a secret in a file is rotated while the program runs.
 	Secret string
 	// JWKS is a JSON Web Key Set of public keys: an https URL, on loopback also http, or a file.
 	JWKS string
@@ -49,7 +51,7 @@ type JWTOptions struct {
 // NewJWTAuth returns an Auth that wants "Authorization: Bearer" with a JSON Web Token that is signed
 // with one of the keys, has not expired (a token without exp is refused), and whose sub is the user id.
 //
-// A JWKS URL is read once before NewJWTAuth returns, and then every 15 minutes, and when a token names
+// A key set is read once before NewJWTAuth returns, and then every 15 minutes, and when a token names
 // an unknown key, until ctx ends. If a later read fails or brings no key, the keys known so far stay in
 // use and the log says so.
 func NewJWTAuth(ctx context.Context, o JWTOptions) (Auth, error) {
@@ -60,11 +62,13 @@ func NewJWTAuth(ctx context.Context, o JWTOptions) (Auth, error) {
 	case o.Secret != "" && o.JWKS != "":
 		return nil, errors.New("jwt auth: both WALPOST_JWT_SECRET and WALPOST_JWKS_URL are set: unset one")
 	case o.Secret != "":
-		if err := checkSecret(o.Secret); err != nil {
+		if err := checkSecret(safefile.Latest(o.Secret)); err != nil {
 			return nil, fmt.Errorf("jwt auth: %w", err)
 		}
-		key := []byte(o.Secret)
-		return bearer(o, secretMethods, func(context.Context, *jwt.Token) (any, error) { return key, nil }), nil
+		return bearer(o, secretMethods, func(context.Context, *jwt.Token) (any, error) {
+			secret := safefile.Latest(o.Secret)
+			return []byte(secret), checkSecret(secret) // it may be written at this moment
+		}), nil
 	case o.Audience == "" || o.Issuer == "":
 		return nil, errors.New("jwt auth: WALPOST_JWKS_URL needs WALPOST_JWT_AUDIENCE and WALPOST_JWT_ISSUER, " +
 			"because its keys sign tokens for other services too: set them to aud and iss of the tokens that are meant for this API")
