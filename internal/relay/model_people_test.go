@@ -215,7 +215,7 @@ func (h *history) join() {
 func newModelSubscriber(name string, ordering lane.Ordering) *modelSubscriber {
 	set := func() map[string]bool { return make(map[string]bool) }
 	return &modelSubscriber{name: name, ordering: ordering, bad: set(), keys: make(map[string]string), busy: set(), repaired: set(),
-		again: set(), moved: set(), ended: set(), lacks: set()}
+		tried: make(map[string]time.Time), again: set(), moved: set(), ended: set(), lacks: set()}
 }
 
 // dies is called before and after each write of a process, and ends it where that is to happen.

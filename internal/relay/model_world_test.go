@@ -86,9 +86,11 @@ type modelSubscriber struct {
 	down     bool            // fails everything
 	hang     bool            // does not answer before the deadline
 	bad      map[string]bool // keys that it refuses
-	got      []string        // ids, in the order of their effects
-	lives    []int           // where in got the lives of the relay begin
-	had      sync.Map        // ids that it has got, for who must not take mu
+	asks     string          // the key for which it asks to be left alone for askedFor
+	tried    map[string]time.Time
+	got      []string // ids, in the order of their effects
+	lives    []int    // where in got the lives of the relay begin
+	had      sync.Map // ids that it has got, for who must not take mu
 	keys     map[string]string
 	busy     map[string]bool // keys in a call: never two at once
 	over     []string        // broken promises
@@ -166,7 +168,10 @@ func (m *modelSubscriber) handle(ctx context.Context, alive func() bool, d subsc
 		m.over = append(m.over, fmt.Sprintf("two calls at once for %q", within))
 	}
 	m.busy[within] = true
-	down, hang, bad := m.down, m.hang, m.bad[d.Key]
+	if _, before := m.tried[d.OccurredAt]; !before {
+		m.tried[d.OccurredAt] = time.Now()
+	}
+	down, hang, bad, asks := m.down, m.hang, m.bad[d.Key], m.asks == d.Key
 	m.mu.Unlock()
 	defer func() {
 		m.mu.Lock()
@@ -185,6 +190,8 @@ func (m *modelSubscriber) handle(ctx context.Context, alive func() bool, d subsc
 	switch {
 	case !alive():
 		return errors.New("the process is dead")
+	case asks:
+		return subscriber.RetryAfter(errors.New("429 Too Many Requests"), askedFor)
 	case down, bad:
 		return errors.New("not now")
 	case m.unreadable(d.OccurredAt):
@@ -210,6 +217,7 @@ type modelProcess struct {
 	budget    int64
 	plant     *plant
 	subs      []*modelSubscriber
+	members   []member // subs, and those that have left
 	lanes     []*lane.Lane
 	run       context.Context // ends with a stop
 	received  func() event.LSN
@@ -285,6 +293,26 @@ func (m mortal) Load(ctx context.Context, sub string, secured event.Position, ma
 		found.Bound, found.Bounds = 0, nil
 	}
 	return found, err
+}
+
+// Changes tells what holds WAL as the table does: nothing below what is recorded as confirmed.
+func (m mortal) Changes(ctx context.Context, sub string) (lane.Changes, error) {
+	changes, err := m.Ower.Changes(ctx, sub)
+	if err != nil || m.plant.holdsConfirmed {
+		return changes, err
+	}
+	s := m.process.server
+	s.mu.Lock()
+	recorded := event.Position{Epoch: 1, Commit: s.recorded}
+	s.mu.Unlock()
+	changes.Holds = nil
+	for _, owed := range s.debt.Owed(sub, lane.StateWaiting) {
+		if at := owed.Event.Position; at.Compare(recorded) >= 0 {
+			changes.Holds = &at
+			break
+		}
+	}
+	return changes, nil
 }
 
 func (m mortal) Record(ctx context.Context, sub string, owed []lane.Owed) error {
@@ -417,6 +445,8 @@ type plant struct {
 	beginsLate      bool // with what is not published, instead of all rows
 	confirmsFirst   bool // before it is recorded
 	marksWhatIsOwed bool
+	neverOwes       bool // what stands still, so that it stays in the window
+	holdsConfirmed  bool // keeps WAL for a debt below the confirmed position
 }
 
 // byPeople reports whether it is found where people do something, or the process dies at a write.
@@ -617,7 +647,7 @@ func startProcess(server *modelServer, subs []*modelSubscriber, budget int64, pl
 	stop := func() { end(nil) }
 	horizon, confirmed, members := server.findOrMakeSlot(subs, plant)
 	p := &modelProcess{server: server, crash: crash, stop: stop, yield: func() { end(&changed{reason: "the slot is gone"}) }, dead: dead, ended: make(chan struct{}), budget: budget,
-		plant: plant, subs: subs, run: run}
+		plant: plant, subs: subs, members: members, run: run}
 	p.tracker = ack.New(server.window, len(members), confirmed)
 	var received event.LSN
 	var mu sync.Mutex
@@ -634,11 +664,14 @@ func startProcess(server *modelServer, subs []*modelSubscriber, budget int64, pl
 		p.tracker.AwaitOwes(i)
 		options := server.lane
 		options.Ordering = sub.ordering
+		if plant.neverOwes {
+			options.StallAfter = 10 * time.Hour
+		}
 		l := lane.New(i, modelOutlet{sub, p}, options, p.tracker, mortal{server.debt, p, plant}, lane.Stream{
 			Term:   func() int64 { return 1 },
 			Passed: at, Horizon: horizon,
-			Crowds:  func() bool { return p.tracker.Crowds(i) },
-			Pressed: func() bool { return p.tracker.Pressed(i) },
+			Crowds:  func() bool { return !plant.neverOwes && p.tracker.Crowds(i) },
+			Pressed: func() bool { return !plant.neverOwes && p.tracker.Pressed(i) },
 			Refuse:  func(*event.Event) error { return nil },
 			Secured: members[i].after,
 		}, vectors.For(sub.name), log)

@@ -119,6 +119,13 @@ func (m *Memory) Discard(subscriber string, e *event.Event) {
 	m.changes++
 }
 
+// Fails reports whether a call to come is to fail, as FailNext said.
+func (m *Memory) Fails() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.fail) > 0
+}
+
 // Rename gives what a subscriber is owed to another name.
 func (m *Memory) Rename(before, name string) {
 	m.mu.Lock()
