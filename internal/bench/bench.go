@@ -23,12 +23,12 @@ type Options struct {
 	DatabaseURL string
 	// Cases are names from Cases; none means all.
 	Cases []string
-	// Shapes are how many rows the transactions of a backlog have: Shapes or some of them.
-	Shapes []string
+	// Streams are what the case noop drains; see Choice.
+	Streams []Stream
 	// Events of a backlog, and bytes of the payload of each. Cases that are slower by nature take a part of
 	// them, the case memory ten times as many.
 	Events, Payload int
-	// Subscribers is how many no-op subscribers drain a backlog.
+	// Subscribers is how many no-op subscribers drain a backlog, where no Stream says it.
 	Subscribers int
 	// Rate is events a second where a steady rate is asked for.
 	Rate int
@@ -62,7 +62,7 @@ func measures() []measure {
 		return func(o Options) int { return contestants * o.Turns }
 	}
 	return []measure{
-		{"noop", func(o Options) int { return 2 * o.Turns * len(o.Shapes) }, noop},
+		{"noop", func(o Options) int { return 2 * o.Turns * len(o.Streams) }, noop},
 		{"debt", turns(2), intoDebt},
 		{"builtin", turns(3), builtin},
 		{"webhook", turns(2), webhook},

@@ -230,7 +230,7 @@ func TestWatcher_leavesASubscriberWithoutBatchesWithoutBatches(t *testing.T) {
 }
 
 func TestCases_haveStepsForEachContestantAndTurn(t *testing.T) {
-	o := Options{Turns: 3, Shapes: Shapes}
+	o := Options{Turns: 3, Streams: Choice{}.Streams()}
 	for _, m := range measures() {
 		if got := m.steps(o); got < 1 {
 			t.Errorf("case %s has %d steps", m.name, got)
@@ -238,5 +238,47 @@ func TestCases_haveStepsForEachContestantAndTurn(t *testing.T) {
 	}
 	if got, want := len(Cases()), len(measures()); got != want || got == 0 {
 		t.Errorf("%d names for %d cases", got, want)
+	}
+}
+
+func TestChoice_isWhatWasAskedForAndElseOneOfEach(t *testing.T) {
+	tests := []struct {
+		name   string
+		choice Choice
+		want   int
+		first  Stream
+	}{
+		{"nothing", Choice{}, 8, Stream{"tcp", "1", 250, 3}},
+		{"a shape", Choice{Shapes: []string{"100"}}, 6, Stream{"tcp", "100", 250, 3}},
+		{"a transport", Choice{Transports: []string{"unix"}}, 3, Stream{"unix", "1", 250, 3}},
+		{"sizes and a shape", Choice{Payloads: []int{10_000, 200_000}, Shapes: []string{"1"}}, 2, Stream{"tcp", "1", 10_000, 3}},
+		{"everything", Choice{Full: true}, 3 * 3 * 2 * 3, Stream{"tcp", "1", 250, 3}},
+		{"everything over TLS", Choice{Full: true, Transports: []string{"tls"}}, 3 * 2 * 3, Stream{"tls", "1", 250, 3}},
+	}
+	for _, test := range tests {
+		got := test.choice.Streams()
+		if len(got) != test.want || got[0] != test.first {
+			t.Errorf("%s: %d streams from %v, want %d from %v", test.name, len(got), got[0], test.want, test.first)
+		}
+	}
+}
+
+func TestStream_hasABarForItsConnectionAndSize(t *testing.T) {
+	for _, test := range []struct {
+		stream Stream
+		what   string
+		bar    float64
+	}{
+		{Stream{"tcp", "1", 250, 3}, "1-row transactions of 250 B, TCP: rate", 1.25},
+		{Stream{"tls", "huge", 250, 3}, "one huge transaction of 250 B, TLS: rate", 1.1},
+		{Stream{"unix", "100", 250, 3}, "transactions of 100 of 250 B, Unix socket: rate", 0.85},
+		{Stream{"unix", "100", 10_000, 3}, "transactions of 100 of 10 kB, Unix socket: rate", 1.1},
+		{Stream{"tcp", "100", 200_000, 3}, "transactions of 100 of 200 kB, TCP: rate", 1},
+		{Stream{"tcp", "100", 250, 30}, "transactions of 100 of 250 B, TCP, 30 subscribers: rate", 0.9},
+		{Stream{"", "1", 250, 3}, "1-row transactions of 250 B: rate", 1.25},
+	} {
+		if got := test.stream.rateBar(); got.what != test.what || got.bar != test.bar {
+			t.Errorf("%+v: %q at %v, want %q at %v", test.stream, got.what, got.bar, test.what, test.bar)
+		}
 	}
 }

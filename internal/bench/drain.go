@@ -13,50 +13,10 @@ import (
 	"github.com/backendstart/walpost/internal/postgres"
 )
 
-// noop drains backlogs of all shapes into subscribers that do nothing, beside pg_recvlogical, which writes
-// the same WAL to /dev/null.
-func noop(ctx context.Context, l *lab) error {
-	recvlogical, found := findRecvlogical()
-	for _, shape := range l.Shapes {
-		what := "no-op, transactions of " + shape
-		if shape == "1" || shape == "huge" {
-			what = map[string]string{"1": "no-op, 1-row transactions", "huge": "no-op, one huge transaction"}[shape]
-		}
-		rate := bar{what: what + ": rate", unit: "events/s", beside: "pg_recvlogical", bar: 1, aim: 1.3}
-		cpu := bar{what: what + ": client CPU", unit: "µs/event", beside: "pg_recvlogical", atMost: true, bar: 0.5}
-		allocs := bar{what: what + ": allocations from socket to handler", unit: "per event", atMost: true, bar: 1, aim: 0.1}
-		end, err := l.backlog(ctx, shape, l.Events, l.Payload)
-		if err != nil {
-			return err
-		}
-		all := []contestant{{"walpost", func(ctx context.Context) (sample, error) {
-			return l.drain(ctx, l.noops("bench-noop"), l.Events, l.Subscribers)
-		}}}
-		if found {
-			all = append(all, contestant{"pg_recvlogical", func(ctx context.Context) (sample, error) {
-				return l.recvlogical(ctx, recvlogical, end, l.Events)
-			}})
-		}
-		samples, err := l.turns(ctx, what, all...)
-		if err != nil {
-			return err
-		}
-		if found {
-			l.compare(rate, samples[0], samples[1], rateOf)
-			l.compare(cpu, samples[0], samples[1], cpuOf)
-		} else {
-			l.notRun(noRecvlogical, rate, cpu)
-		}
-		l.absolute(allocs, "allocations are those of the whole process while it drains, with the calls of the handlers; "+
-			"the way from the socket to the lane alone, which the bar is about, is a test of package dispatch", each(samples[0], allocsOf)...)
-	}
-	return nil
-}
-
-// noops are so many subscribers of a kind as are asked for.
-func (l *lab) noops(kind string) flow {
+// noops are so many subscribers of a kind.
+func noops(kind string, n int) flow {
 	var f flow
-	for i := range l.Subscribers {
+	for i := range n {
 		f.subscribers = append(f.subscribers, fmt.Sprintf("{name: %s-%d, kind: %s}", kind, i+1, kind))
 	}
 	return f
@@ -195,14 +155,18 @@ func (l *lab) besideRecvlogical(ctx context.Context, program string, do func(con
 
 // recvlogicalCommand reads a slot to /dev/null.
 func (l *lab) recvlogicalCommand(ctx context.Context, program, slot string, args ...string) (*exec.Cmd, error) {
-	server, err := postgres.ConnConfig(l.dsn)
+	server, err := postgres.ConnConfig(l.via)
 	if err != nil {
 		return nil, err
+	}
+	mode := "disable"
+	if server.TLSConfig != nil {
+		mode = "require"
 	}
 	cmd := exec.CommandContext(ctx, program, append([]string{"--start", "--slot=" + slot, "--file=/dev/null", "--no-loop",
 		"--option=proto_version=1", `--option=publication_names="` + l.base + `"`, "--option=messages=true",
 		"--host=" + server.Host, fmt.Sprintf("--port=%d", server.Port), "--username=" + server.User, "--dbname=" + server.Database}, args...)...)
-	cmd.Env = append(os.Environ(), "PGPASSWORD="+server.Password)
+	cmd.Env = append(os.Environ(), "PGPASSWORD="+server.Password, "PGSSLMODE="+mode, "PGGSSENCMODE=disable")
 	return cmd, nil
 }
 
@@ -218,7 +182,7 @@ func intoDebt(ctx context.Context, l *lab) error {
 			if err := l.reset(ctx); err != nil {
 				return sample{}, err
 			}
-			f := l.noops("bench-noop")
+			f := noops("bench-noop", l.Subscribers)
 			f.subscribers = append(f.subscribers, "{name: down, kind: bench-down}")
 			return l.drainUntil(ctx, f, l.Events, l.Subscribers, func(ctx context.Context) error {
 				return l.until(ctx, "all of it to be owed", int64(l.Events),
@@ -226,7 +190,7 @@ func intoDebt(ctx context.Context, l *lab) error {
 			})
 		}},
 		contestant{"no one down", func(ctx context.Context) (sample, error) {
-			return l.drain(ctx, l.noops("bench-noop"), l.Events, l.Subscribers)
+			return l.drain(ctx, noops("bench-noop", l.Subscribers), l.Events, l.Subscribers)
 		}})
 	if err != nil {
 		return err

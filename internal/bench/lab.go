@@ -27,10 +27,12 @@ import (
 type lab struct {
 	Options
 	dsn     string
-	pool    *pgxpool.Pool  // for what is measured, and for measuring
-	pinned  *postgres.Pool // for what is walpost's own
-	base    string         // slot whose copies are read: all begin where it stands
-	dir     string         // for configuration files
+	via     string           // the way of what is measured: dsn, or another transport to the same database
+	pool    *pgxpool.Pool    // for what is measured, and for measuring
+	pinned  *postgres.Pool   // for what is walpost's own
+	server  *pgserver.Server // the private one
+	base    string           // slot whose copies are read: all begin where it stands
+	dir     string           // for configuration files
 	leave   func() error
 	current string // case
 	report  *Report
@@ -54,6 +56,7 @@ var settings = map[string]string{
 	"max_connections":       "100",
 	"max_replication_slots": "20",
 	"max_wal_senders":       "20",
+	"ssl":                   "on", // for those who ask for it
 }
 
 // openLab makes the database with the reference service's tables, the publication and the base slot.
@@ -72,6 +75,7 @@ func openLab(ctx context.Context, o Options, total int) (_ *lab, err error) {
 			err = errors.Join(err, l.close())
 		}
 	}()
+	l.via = l.dsn
 	if err := migrations.Up(ctx, l.dsn, o.Log, migrations.Walpost, migrations.Lessons); err != nil {
 		return nil, err
 	}
@@ -104,13 +108,31 @@ func (l *lab) privateServer(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	l.dsn, l.dir = server.DSN("postgres"), server.Dir()
+	l.dsn, l.dir, l.server = server.DSN("postgres"), server.Dir(), server
 	l.leave = func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), 15*time.Second)
 		defer cancel()
 		return server.Stop(ctx)
 	}
 	return nil
+}
+
+// transport is the DSN of a way to the server.
+func (l *lab) transport(name string) (string, error) {
+	switch {
+	case name == "":
+		return l.dsn, nil
+	case l.server == nil:
+		return "", errors.New("transport: the URL of the server decides")
+	case name == "tls":
+		return l.server.TLSDSN("postgres"), nil
+	case name == "unix":
+		if dsn := l.server.SocketDSN("postgres"); dsn != "" {
+			return dsn, nil
+		}
+		return "", fmt.Errorf("transport unix: the path of %s is too long for a socket; set TMPDIR to a shorter one", l.server.Dir())
+	}
+	return l.dsn, nil
 }
 
 // ownDatabase makes a database on a server that someone else runs. A process that outlives us removes it,
@@ -367,7 +389,7 @@ func (l *lab) startRelay(ctx context.Context, slot string, expect int, f flow, p
 	}
 	args := append([]string{"run", fmt.Sprintf("--expect=%d", expect)}, partArgs...)
 	args = append(args, "--", "relay", "--config="+file, "--slot="+slot, "--publication="+l.base, "--ops-listen=127.0.0.1:0", "--log-format=json")
-	return l.start(ctx, []string{"WALPOST_DATABASE_URL=" + l.dsn}, args...)
+	return l.start(ctx, []string{"WALPOST_DATABASE_URL=" + l.via}, args...)
 }
 
 // pause lets time pass.

@@ -53,6 +53,6 @@ func memory(ctx context.Context, l *lab) error {
 	if _, err := l.backlog(ctx, "huge", 10*l.Events, largePayload); err != nil {
 		return err
 	}
-	_, err := l.drain(ctx, l.noops("bench-slow"), 10*l.Events, l.Subscribers)
+	_, err := l.drain(ctx, noops("bench-slow", l.Subscribers), 10*l.Events, l.Subscribers)
 	return err
 }

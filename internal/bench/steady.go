@@ -69,7 +69,7 @@ func producer(ctx context.Context, l *lab) error {
 	all := []contestant{
 		{"relay drains", func(ctx context.Context) (sample, error) {
 			var s sample
-			err := l.withRelay(ctx, l.noops("bench-noop"), 0, nil, func(relay *child) (err error) {
+			err := l.withRelay(ctx, noops("bench-noop", l.Subscribers), 0, nil, func(relay *child) (err error) {
 				s, err = insert(ctx)
 				l.notePeak(relay)
 				return err

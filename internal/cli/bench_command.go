@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"runtime/pprof"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -24,12 +25,14 @@ import (
 type benchCommand struct {
 	DatabaseURL config.Secret   `placeholder:"DSN" help:"Server to measure with, as a URL of a role that may create databases and slots; a private one is made without it."`
 	Case        []string        `enum:"${cases}" placeholder:"NAME" help:"Measure this only, repeatable: ${cases}."`
+	Transport   []string        `enum:"tcp,tls,unix" placeholder:"NAME" help:"Connection of the case noop: tcp, tls, unix, one or several. With --database-url the URL decides."`
 	Shape       []string        `enum:"1,100,huge" placeholder:"ROWS" help:"Rows in a transaction of a backlog, repeatable: 1, 100, huge. Default all."`
 	Events      int             `default:"200000" placeholder:"N" help:"Events of a backlog; slower cases take a part of them, the case memory ten times as many."`
-	Payload     int             `default:"250" placeholder:"BYTES" help:"Bytes of a payload, 230 at least."`
-	Subscribers int             `default:"3" placeholder:"N" help:"No-op subscribers that drain a backlog."`
+	Payload     []string        `placeholder:"BYTES" help:"Bytes of a payload, 230 at least, one or several: 250,10k,200k. Default 250, and one stream each of the others."`
+	Subscribers []int           `placeholder:"N" help:"No-op subscribers that drain a backlog, one or several. Default 3, and one stream for 30."`
+	Full        bool            `help:"The case noop over every connection, in every shape, with every size and number of subscribers. Takes three quarters of an hour."`
 	Rate        int             `default:"1000" placeholder:"N" help:"Events a second where latency is measured."`
-	Turns       int             `default:"5" placeholder:"N" help:"How often each contestant runs."`
+	Turns       int             `default:"3" placeholder:"N" help:"How often each contestant runs."`
 	Timed       config.Duration `type:"duration" default:"5s" placeholder:"DURATION" help:"How long each measurement by the clock goes on."`
 	Idle        config.Duration `type:"duration" default:"60s" placeholder:"DURATION" help:"How long the idle relay is watched."`
 	Quick       bool            `help:"A run of about a minute, which shows that everything works and little else."`
@@ -50,6 +53,7 @@ Takes about ten minutes and leaves nothing behind.
   walpost bench
   walpost bench --quick
   walpost bench --case noop --shape 1 --events 100000 --turns 3
+  walpost bench --case noop --transport tls,unix --payload 250,10k
   walpost bench --json > bench.json`
 }
 
@@ -61,7 +65,19 @@ func (c *benchCommand) quick() {
 
 func (c benchCommand) Validate() error {
 	var errs []error
-	for name, value := range map[string]int{"events": c.Events, "payload": c.Payload, "subscribers": c.Subscribers, "rate": c.Rate, "turns": c.Turns} {
+	values := map[string]int{"events": c.Events, "rate": c.Rate, "turns": c.Turns}
+	if len(c.Subscribers) > 0 {
+		values["subscribers"] = slices.Min(c.Subscribers)
+	}
+	if payloads, err := c.payloads(); err != nil {
+		errs = append(errs, err)
+	} else if len(payloads) > 0 {
+		values["payload"] = slices.Min(payloads)
+	}
+	if c.DatabaseURL != "" && len(c.Transport) > 0 {
+		errs = append(errs, errors.New("--transport: with --database-url the URL decides"))
+	}
+	for name, value := range values {
 		if value < 1 {
 			errs = append(errs, fmt.Errorf("--%s: must be at least 1", name))
 		}
@@ -80,6 +96,38 @@ func (c benchCommand) Validate() error {
 	return config.Invalid(errs...)
 }
 
+// payloads are the sizes asked for: a number of bytes, or of thousands with a k.
+func (c benchCommand) payloads() ([]int, error) {
+	var sizes []int
+	for _, text := range c.Payload {
+		digits, thousands := strings.CutSuffix(text, "k")
+		n, err := strconv.Atoi(digits)
+		if err != nil {
+			return nil, fmt.Errorf("--payload: %q is no number of bytes: write 250 or 10k", text)
+		}
+		if thousands {
+			n *= 1000
+		}
+		sizes = append(sizes, n)
+	}
+	return sizes, nil
+}
+
+// streams are those of the case noop.
+func (c benchCommand) streams(payloads []int) []bench.Stream {
+	streams := bench.Choice{Transports: c.Transport, Shapes: c.Shape, Payloads: payloads, Subscribers: c.Subscribers, Full: c.Full}.Streams()
+	if c.DatabaseURL == "" {
+		return streams
+	}
+	var all []bench.Stream
+	for _, s := range streams {
+		if s.Transport = ""; !slices.Contains(all, s) {
+			all = append(all, s)
+		}
+	}
+	return all
+}
+
 func (c benchCommand) Run(r *run) error {
 	if c.Quick {
 		c.quick()
@@ -93,14 +141,15 @@ func (c benchCommand) Run(r *run) error {
 			return err
 		}
 	}
-	if len(c.Shape) == 0 {
-		c.Shape = bench.Shapes
+	payloads, err := c.payloads()
+	if err != nil {
+		return err
 	}
 	live := isTerminal(r.Stderr)
 	begun := time.Now()
 	report, err := bench.Run(r.ctx, bench.Options{
-		DatabaseURL: c.DatabaseURL.Reveal(), Cases: c.Case, Shapes: c.Shape,
-		Events: c.Events, Payload: c.Payload, Subscribers: c.Subscribers, Rate: c.Rate, Turns: c.Turns,
+		DatabaseURL: c.DatabaseURL.Reveal(), Cases: c.Case, Streams: c.streams(payloads),
+		Events: c.Events, Payload: append(payloads, 250)[0], Subscribers: append(c.Subscribers, 3)[0], Rate: c.Rate, Turns: c.Turns,
 		Timed: c.Timed.Std(), Idle: c.Idle.Std(),
 		Program: program, Kinds: r.Subscribers.Names(), Profiles: c.CPUProfile,
 		Progress: func(done, total int, what string) {

@@ -84,7 +84,7 @@ const (
 // clean end: the last status was sent and the server has answered.
 func (c *Conn) Stream(ctx context.Context, o StreamOptions) error {
 	now := time.Now()
-	s := &stream{StreamOptions: o, conn: c, net: c.stream.Conn, readAt: now, counted: now,
+	s := &stream{StreamOptions: o, conn: c, net: c.stream.Conn, readAt: now, traffic: traffic{counted: now},
 		sent: o.Confirmed, lastStatus: now, lastHeard: now, probed: now, timer: time.NewTimer(0)}
 	// A read that waits is woken by the end of ctx. What comes after the reading sets deadlines of its
 	// own, so it waits until the waking is over.
@@ -118,11 +118,11 @@ type stream struct {
 	conn *Conn
 	net  net.Conn // of conn
 
-	readAt  time.Time // when the last read has ended, or waitForRoom; for this loop it is what time it is
-	behind  bool      // the rows that come are of transactions that are old
-	busy    bool      // messages come one upon the other
-	count   int       // of messages since counted
-	counted time.Time
+	readAt   time.Time // when the last read has ended, or waitForRoom; for this loop it is what time it is
+	traffic  traffic
+	pace     pace
+	gathered int       // bytes that came since emptied
+	emptied  time.Time // when a read has last left nothing behind, or the reading was held up; zero: that says nothing of the server
 
 	sent             event.LSN // last position told
 	lastStatus       time.Time // when it was told
@@ -157,9 +157,9 @@ func (s *stream) read(ctx context.Context) error {
 			return nil
 		}
 		s.gather()
-		_, _, err := s.conn.receive()
+		n, full, err := s.conn.receive()
 		s.readAt = time.Now()
-		s.judgeTraffic()
+		s.noteRead(n, full)
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			s.deadline = time.Time{}
@@ -167,6 +167,36 @@ func (s *stream) read(ctx context.Context) error {
 			return fmt.Errorf("%w: %w", ErrConnection, err)
 		}
 	}
+}
+
+// gather lets the server fill the socket for as long as that brings more with less work. What a full read has left behind
+// is taken first.
+func (s *stream) gather() {
+	if s.gathered > 0 {
+		return
+	}
+	wait := s.pace.next(s.traffic.longestWait())
+	if wait == 0 {
+		return
+	}
+	// Unseen: the runtime would be woken for each packet.
+	setLowWater(s.conn.socket.Conn, minBuffer)
+	sleep(wait)
+	setLowWater(s.conn.socket.Conn, 1)
+}
+
+// noteRead keeps the books of a read that brought n bytes, and perhaps had room for no more.
+func (s *stream) noteRead(n int, full bool) {
+	s.traffic.judge(s.readAt)
+	s.gathered += n
+	overfull := full && s.gathered >= maxBuffer
+	if full && !overfull || n == 0 {
+		return
+	}
+	if s.traffic.longestWait() > 0 && !s.emptied.IsZero() {
+		s.pace.note(s.gathered, s.readAt.Sub(s.emptied), overfull)
+	}
+	s.gathered, s.emptied = 0, s.readAt
 }
 
 // takeMessages handles every whole message that was read. While there is no room for one it reads nothing and keeps the
@@ -207,7 +237,7 @@ func (s *stream) handleMessage(m message) error {
 			s.lastHeard, s.probed = s.readAt, s.readAt
 			s.Metrics.heard(s.readAt)
 		}
-		s.count++
+		s.traffic.count++
 		return s.takeCopyData(m.body, s.readAt)
 	case 'E':
 		err := serverError(m.body)
@@ -269,7 +299,7 @@ func (s *stream) takeCopyData(data []byte, now time.Time) error {
 		if len(data) > header+beginCommitTime+8 && data[header] == 'B' {
 			committed := binary.BigEndian.Uint64(data[header+beginCommitTime:])
 			sent := binary.BigEndian.Uint64(data[header-8:])
-			s.behind = time.Duration(sent-committed)*time.Microsecond > behind
+			s.traffic.behind = time.Duration(sent-committed)*time.Microsecond > behind
 		}
 		return s.Receiver.Receive(data[header:])
 	case pglogrepl.PrimaryKeepaliveMessageByteID:
@@ -390,7 +420,7 @@ func (s *stream) waitForRoom(ctx context.Context) {
 	s.timer.Stop()
 	// What the server sent meanwhile waits in the socket: that is no silence.
 	s.readAt = time.Now()
-	s.probed = s.readAt
+	s.probed, s.emptied = s.readAt, time.Time{}
 	s.Metrics.heard(s.probed)
 }
 
