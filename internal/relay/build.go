@@ -34,7 +34,7 @@ func (b *builder) build(s *session, safeMode bool, found *quarantined, stop cont
 		}
 		b.Log.Warn("the process ended several times soon after its start; safe mode: one event at a time, until what can have been in hand is handed over", facts...)
 	}
-	guard := newGuard(b.Pool, b.Slot, found)
+	guard := newGuard(b.base, found)
 	p := &parts{guard: guard, drained: make(chan struct{})}
 	tracker := ack.New(b.Window, len(s.members), s.confirmed)
 	p.tracker = tracker

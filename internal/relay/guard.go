@@ -8,7 +8,6 @@ import (
 	"sync"
 
 	"github.com/backendstart/walpost/internal/event"
-	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/store"
 	"github.com/backendstart/walpost/internal/subscriber"
 	"github.com/jackc/pgx/v5"
@@ -42,8 +41,7 @@ func (s *quarantined) same(subscriber string, ev *event.Event) bool {
 // guard lets one event at a time through and writes down which one, so that the event that ends the
 // process is known afterwards.
 type guard struct {
-	pool  *postgres.Pool
-	slot  string
+	*base
 	found *quarantined  // at the start
 	free  chan struct{} // has a token while no event is in hand
 
@@ -57,8 +55,8 @@ type handed struct {
 	owedIDs              map[event.Identity]bool // at most debtInHand
 }
 
-func newGuard(pool *postgres.Pool, slot string, found *quarantined) *guard {
-	g := &guard{pool: pool, slot: slot, found: found, free: make(chan struct{}, 1), handed: make(map[string]*handed)}
+func newGuard(b *base, found *quarantined) *guard {
+	g := &guard{base: b, found: found, free: make(chan struct{}, 1), handed: make(map[string]*handed)}
 	g.free <- struct{}{}
 	return g
 }
@@ -102,7 +100,7 @@ func (g *guard) write(ctx context.Context, s *quarantined) error {
 			return fmt.Errorf("write down the event in hand: %w", err)
 		}
 	}
-	return postgres.InTx(ctx, g.pool, func(tx pgx.Tx) error { return store.WriteInHand(ctx, tx, g.slot, text) })
+	return g.inTerm(ctx, func(tx pgx.Tx) error { return store.WriteInHand(ctx, tx, g.Slot, text) })
 }
 
 // guarded makes a subscriber go through the guard. It takes no batches then.

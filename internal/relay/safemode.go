@@ -3,13 +3,13 @@ package relay
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/backendstart/walpost/internal/lane"
-	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/replay"
 	"github.com/backendstart/walpost/internal/store"
 )
@@ -32,11 +32,11 @@ func (m *safeMode) forgetStarts(ctx context.Context) {
 	}
 }
 
-// countStart notes that a process begins to use the slot. A clean stop, and a life that is long enough, take the
-// count back.
+// countStart counts the start of a process that leads. A clean stop, and a life that is long enough, take the count back.
+// A process that has been overtaken changes nothing of the count: it is that of its successor.
 func (m *safeMode) countStart(ctx context.Context) (unclean int, found *quarantined, err error) {
 	var text json.RawMessage
-	err = postgres.InTx(ctx, m.Pool, func(tx pgx.Tx) error {
+	err = m.inTerm(ctx, func(tx pgx.Tx) error {
 		unclean, text, err = store.CountUncleanStart(ctx, tx, m.Slot)
 		return err
 	})
@@ -54,7 +54,7 @@ func (m *safeMode) countStart(ctx context.Context) (unclean int, found *quaranti
 }
 
 // errSafeModeDone ends safe mode. It is no failure: the pipeline is built again without it.
-var errSafeModeDone = &changed{reason: "everything that was in the WAL at the start is finished or owed"}
+var errSafeModeDone = &changed{reason: "everything that can have been in hand when the process ended is handed over"}
 
 // awaitEnd ends safe mode when the process has lived long enough and everything has been handed over that earlier
 // processes can have had in hand: the event that ended them is among that. The process may have been ended by
@@ -112,8 +112,8 @@ func (m *safeMode) handedOver(ctx context.Context, s *session, p *parts) (bool, 
 
 // endClean notes that the process ended as it was told to.
 func (m *safeMode) endClean(ctx context.Context) {
-	err := postgres.InTx(ctx, m.Pool, func(tx pgx.Tx) error { return store.ForgetStarts(ctx, tx, m.Slot) })
-	if err != nil {
+	err := m.inTerm(ctx, func(tx pgx.Tx) error { return store.ForgetStarts(ctx, tx, m.Slot) })
+	if err != nil && !errors.Is(err, store.ErrFenced) { // the count is that of the process which leads now
 		m.Log.Warn("cannot note that this was a clean stop", "err", err)
 	}
 }

@@ -185,6 +185,18 @@ func TestRelay_endsSafeModeWhenWhatWasInHandIsHandled(t *testing.T) {
 	}
 }
 
+// A process that was overtaken says nothing about how its successor lives: the count of starts is the successor's.
+func TestRelay_leavesTheCountOfStartsToItsSuccessor(t *testing.T) { // S-200
+	t.Parallel()
+	db := testdb.New(t)
+	r := streaming(t, options(t, db, subscribertest.Recording()))
+	db.Exec(`UPDATE walpost.fence SET term = term + 1; UPDATE walpost.slots SET unclean_starts = 2`)
+	r.shutDown()
+	if got := db.Int(`SELECT unclean_starts FROM walpost.slots`); got != 2 {
+		t.Errorf("unclean_starts is %d after the clean stop of a process that was overtaken, want the 2 of its successor", got)
+	}
+}
+
 // S-59: the event that ends the process is owed, above the budget, or in a replay, and beside it others are delivered
 // and confirmed in each life. It is found all the same.
 func TestRelay_findsTheEventThatKillsItsProcessOutsideOfTheStream(t *testing.T) {
