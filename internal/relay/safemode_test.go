@@ -186,7 +186,7 @@ func TestRelay_endsSafeModeWhenWhatWasInHandIsHandled(t *testing.T) {
 }
 
 // A process that was overtaken says nothing about how its successor lives: the count of starts is the successor's.
-func TestRelay_leavesTheCountOfStartsToItsSuccessor(t *testing.T) { // S-200
+func TestRelay_leavesTheCountOfStartsToItsSuccessor(t *testing.T) { // S-260
 	t.Parallel()
 	db := testdb.New(t)
 	r := streaming(t, options(t, db, subscribertest.Recording()))
