@@ -99,7 +99,7 @@ func (m *model) finish(tracker tracked, random *rand.Rand) {
 	dead, attempts := random.IntN(4) == 0, random.IntN(3)
 	e.attempts += attempts
 	e.owed = e.owed || dead
-	tracker.Finish(ack.End{Delivery: m.close(e, s), Dead: dead, Attempts: attempts})
+	tracker.Finish(ack.End{Delivery: m.close(e, s), Recorded: dead, Attempts: attempts})
 }
 
 // secure makes debt of one open delivery and of some later ones of the same subscriber.

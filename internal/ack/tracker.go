@@ -192,16 +192,17 @@ func (t *Tracker) Marker(walEnd event.LSN) {
 // End is how a delivery has ended.
 type End struct {
 	Delivery *Delivery
-	Dead     bool // recorded as a dead letter; else it was delivered
+	Recorded bool // something of it stands in walpost.owed; else it was delivered
 	Attempts int  // failed ones
 }
 
-// Finish ends deliveries that were delivered, or recorded as dead letters.
+// Finish ends deliveries that were delivered, or that are recorded and will not be sent from the stream any more: dead
+// letters, what was paid, and what is owed to a subscriber that has left.
 func (t *Tracker) Finish(ends ...End) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, e := range ends {
-		t.endDeliveryLocked(e.Delivery, e.Dead, e.Attempts)
+		t.endDeliveryLocked(e.Delivery, e.Recorded, e.Attempts)
 	}
 }
 
@@ -224,7 +225,7 @@ func (t *Tracker) Secure(deliveries []*Delivery) {
 	}
 }
 
-func (t *Tracker) endDeliveryLocked(d *Delivery, owed bool, attempts int) {
+func (t *Tracker) endDeliveryLocked(d *Delivery, recorded bool, attempts int) {
 	if d.done {
 		panic(fmt.Sprintf("ack: delivery of %q to subscriber %d ended twice", d.Event.ID, d.subscriber))
 	}
@@ -232,7 +233,7 @@ func (t *Tracker) endDeliveryLocked(d *Delivery, owed bool, attempts int) {
 	t.subs[d.subscriber].remove(d)
 	e := d.Entry
 	e.Attempts += attempts
-	e.Owed = e.Owed || owed
+	e.Owed = e.Owed || recorded
 	e.open--
 	t.ended = true
 	if e.open == 0 {

@@ -49,7 +49,7 @@ func (s *script) step(t *testing.T, words []string) {
 		position := event.Position{Commit: s.began, Ordinal: int64(len(s.entries))}
 		s.entries[rest[0]] = s.Add(&event.Event{ID: rest[0], Position: position}, subscribers, false)
 	case "finish", "dead":
-		s.Finish(ack.End{Delivery: s.delivery(t, rest), Dead: verb == "dead"})
+		s.Finish(ack.End{Delivery: s.delivery(t, rest), Recorded: verb == "dead"})
 	case "take":
 		s.taken = s.TakeSettled()
 	case "recorded": // within the WAL budget
@@ -188,7 +188,7 @@ func TestTracker_sumsTheFailedAttemptsOfAllSubscribers(t *testing.T) {
 	tracker.Begin(8)
 	entry := tracker.Add(&event.Event{ID: "a"}, []int{0, 1}, false)
 	tracker.Commit(16)
-	tracker.Finish(ack.End{Delivery: &entry.Deliveries()[1], Dead: true, Attempts: 3})
+	tracker.Finish(ack.End{Delivery: &entry.Deliveries()[1], Recorded: true, Attempts: 3})
 	tracker.Finish(ack.End{Delivery: &entry.Deliveries()[0], Attempts: 2})
 	settled := tracker.TakeSettled()
 	if len(settled.Entries) != 1 || settled.Entries[0].Attempts != 5 || !settled.Entries[0].Owed {

@@ -1,5 +1,5 @@
 // Package cli is the command line: the options of each command, and what it prints. It holds no rules of its own:
-// what serves is built and stopped by package app, what people may see and change is package ops's.
+// what serves is built and stopped by package app, what people may see and change is in package admin.
 package cli
 
 import (

@@ -119,7 +119,8 @@ func (s *Store) add(ctx context.Context, tx pgx.Tx, subscriber string, ids []str
 	return changed + len(added), missing, nil
 }
 
-// behindTheStream is the first free position before all that the stream still brings to a subscriber.
+// behindTheStream is the first free position that is behind what the stream has brought to a subscriber, and before what
+// it still brings.
 func (s *Store) behindTheStream(ctx context.Context, tx pgx.Tx, subscriber string) (event.Position, error) {
 	// So two people do not take the same positions.
 	if err := store.AwaitTurn(ctx, tx, s.slot, store.TurnAdd); err != nil {

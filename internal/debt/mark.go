@@ -78,8 +78,8 @@ type unmarked struct {
 // payments at the same time cannot each leave the mark to the other. What is done is removed, or kept as
 // paid as long as the stream may bring it again.
 //
-// Of an event that is waiting or dead for another subscriber nothing is kept: what ends that delivery leaves a
-// mark to be set as well.
+// If the event is still waiting or dead for another subscriber, the row of this one is deleted all the same: ending the
+// other delivery makes a row that is to be marked again.
 func (s *Store) MarkRows(ctx context.Context, query MarkQuery) (MarkRound, error) {
 	var round MarkRound
 	if some, err := s.anyUnmarked(ctx, query.Passed); err != nil || !some {

@@ -306,9 +306,9 @@ var changeSQL = store.LastChangeSQL("$1")
 // pausedSQL tells whether subscriber $2 of slot $1 is paused.
 var pausedSQL = store.PausedSQL("$1", "$2")
 
-// beyondSQL tells whether the stream may still bring anything of that state to who is secured up to the position in $3,
-// $4 and $6: what stands beyond it, or was read from its table and may have committed beyond it. Each has an EXISTS of its
-// own: the first is a look into an index.
+// beyondSQL tells whether the stream may still bring a row of that state to a subscriber that is secured up to the
+// position in $3, $4 and $6: the row stands beyond it, or it was read from its table and may have committed beyond it. The
+// two conditions are two EXISTS, so that an index answers the first.
 func beyondSQL(state lane.State) string {
 	const recorded = `SELECT FROM walpost.owed WHERE slot = $1 AND subscriber = $2 AND state = `
 	return `EXISTS (` + recorded + `'` + string(state) + `' AND (epoch, commit_lsn, ordinal) > ($3::int, $4::text::pg_lsn, $6::bigint))

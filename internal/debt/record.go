@@ -16,9 +16,10 @@ import (
 	"github.com/backendstart/walpost/internal/store"
 )
 
-// Record makes deliveries waiting, all or none; those that are recorded already stay as they are, but one at a
-// made-up position takes that of its event. An event of a source whose rows only walpost deletes, and no earlier than this slot has marked them, is recorded
-// by reference, any other one with a copy: of a source with mark: off another slot's retention may delete rows.
+// Record makes deliveries waiting, all or none. A delivery that is recorded already stays as it is, except that a row at a
+// made-up position takes the real position of its event. An event is recorded by reference if only walpost deletes the rows
+// of its source, and only after this slot has marked them; otherwise with a copy, because the retention of another slot may
+// delete the rows of a source with mark: off.
 func (s *Store) Record(ctx context.Context, subscriber string, owed []lane.Owed) error {
 	if len(owed) == 0 {
 		return nil

@@ -1,7 +1,8 @@
 // Package debt keeps what is owed in the table walpost.owed: deliveries that left the stream's hands and
-// are sent again later, or wait for a person. It is the only package that writes this table. It decides
-// nothing: what becomes debt and when it is paid is told in package lane, which reaches it through
-// lane.Ower; who asks for a change by hand is package ops.
+// are sent again later, or wait for a person. It is the only package that writes this table. Package lane decides
+// what becomes debt and when it is paid, and calls this package through lane.Ower; package admin asks for what people
+// change by hand. This package decides only what a row needs: whether it is removed, kept as paid, or still to be marked,
+// and which keys a read leaves out.
 package debt
 
 import (

@@ -370,7 +370,7 @@ func (d *Dispatcher) HandOver() {
 	}
 }
 
-// source returns what is known of a source; of a new one that is its name.
+// source returns what is known of a source. It makes an empty entry for a source that it has not met yet.
 func (d *Dispatcher) source(name string) *source {
 	from := d.sources[name]
 	if from == nil {

@@ -26,7 +26,7 @@ func (l *Lane) noteCommitToAckLocked(it *item, now time.Time) {
 	l.metrics.commitToAck.Observe(max(0, now.Sub(it.ev.CommittedAt).Seconds()))
 }
 
-// acknowledgeLocked tells the tracker what finish has ended.
+// acknowledgeLocked tells the tracker which deliveries finishLocked has ended.
 func (l *Lane) acknowledgeLocked() {
 	if len(l.ends) > 0 {
 		l.acks.Finish(l.ends...)

@@ -29,7 +29,7 @@ func (liveOrigin) labelLocked(*subscriber.Delivery) {}
 func (o liveOrigin) finishLocked(l *Lane, it *item, err error, now time.Time) {
 	l.noteCommitToAckLocked(it, now)
 	l.held--
-	l.ends = append(l.ends, ack.End{Delivery: o.Delivery, Dead: err != nil, Attempts: it.attempts()})
+	l.ends = append(l.ends, ack.End{Delivery: o.Delivery, Recorded: err != nil, Attempts: it.attempts()})
 	if it.recorded == recordedWaiting && err == nil { // what a person has added meanwhile is paid with it
 		added := &item{ev: it.ev, origin: owedOrigin{}}
 		l.scope.takeInHand(added)

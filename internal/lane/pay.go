@@ -152,7 +152,7 @@ func (d *debtReader) queryLocked(limit int, bytes int64) Query {
 	return query
 }
 
-// takeInHandLocked queues a delivery that was read from the debt, and returns its key.
+// takeInHandLocked queues a delivery that was read from the debt, and returns the queue of its key.
 func (d *debtReader) takeInHandLocked(o Owed, now time.Time) *keyQueue {
 	l := d.l
 	it := l.newItemLocked(o.Event, owedOrigin{}, now)

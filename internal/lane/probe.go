@@ -77,7 +77,7 @@ func (l *Lane) nextProbeAtLocked() time.Time {
 
 func latest(times ...time.Time) time.Time { return slices.MaxFunc(times, time.Time.Compare) }
 
-// scheduleWakeLocked arranges that pump runs again when the next retry or probe may begin.
+// scheduleWakeLocked sets the timer that calls startCallsLocked when the next retry or probe may begin.
 func (l *Lane) scheduleWakeLocked(now time.Time) {
 	if !l.mayCallLocked() || len(l.calls)-l.overdue >= l.options.Concurrency || l.overdue >= maxOverdue {
 		return // the end of a call comes back here

@@ -97,9 +97,9 @@ type keyState int
 
 const (
 	idle     keyState = iota // nothing queued
-	ready                    // in Lane.ready: its head has not failed
+	ready                    // in backlog.ready: its head has not failed
 	inWork                   // its first events are in a call
-	retrying                 // in Lane.retries: the key fails
+	retrying                 // in backlog.retries: the key fails
 )
 
 // keyQueue keeps the events of one key in commit order. All of it is guarded by Lane.mu.
@@ -114,7 +114,7 @@ type keyQueue struct {
 	failedAt  time.Time // since when the key fails without a delivery between; zero while it does not
 	heldUntil time.Time // no attempt before: the receiver has asked for it
 	due       time.Time // of the next attempt, while retrying
-	place     int       // in Lane.retries, while retrying
+	place     int       // in backlog.retries, while retrying
 }
 
 // fails reports whether the key's next call is a retry: those ride apart from the keys that are well.

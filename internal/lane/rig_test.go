@@ -217,7 +217,7 @@ type acks struct {
 func (a acks) Finish(ends ...ack.End) {
 	a.Tracker.Finish(ends...)
 	for _, e := range ends {
-		a.rig.note(end{id: e.Delivery.Event.ID, dead: e.Dead, attempts: e.Attempts})
+		a.rig.note(end{id: e.Delivery.Event.ID, dead: e.Recorded, attempts: e.Attempts})
 	}
 }
 

@@ -161,7 +161,7 @@ func (l *Lane) yieldToDebtLocked(known map[*item]Recorded) {
 func (l *Lane) endRecordedLocked(it *item, as recordedAs) {
 	l.held--
 	if as == recordedEnded { // finished
-		l.acks.Finish(ack.End{Delivery: it.delivery(), Dead: true})
+		l.acks.Finish(ack.End{Delivery: it.delivery(), Recorded: true})
 		return
 	}
 	l.acks.Secure([]*ack.Delivery{it.delivery()})

@@ -7,15 +7,22 @@ import (
 	"github.com/backendstart/walpost/internal/store"
 )
 
-// changed is the reason why memory no longer fits the slot or the database. Memory is thrown away then: the parts finish
-// what is in a handler, and are built again from what the database says.
+// changed is why memory is thrown away while the process goes on: the parts finish what is in a handler, and are built
+// again from what the database says.
 type changed struct {
+	kind   changeKind
 	reason string
-	// unreadable: the slot exists, but its stream cannot be read any more, so it must be replaced.
-	unreadable bool
-	// writersEnded: every transaction that the second pass waits for has ended.
-	writersEnded bool
 }
+
+// changeKind tells what a change means for the next session.
+type changeKind int
+
+const (
+	misfit       changeKind = iota // memory no longer fits the slot or the database
+	unreadable                     // the slot exists, but its stream cannot be read any more: it must be replaced
+	writersEnded                   // every transaction that the second pass waits for has ended
+	safeModeOver                   // what can have been in hand when the process crashed is handed over
+)
 
 func (c *changed) Error() string { return c.reason }
 

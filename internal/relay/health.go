@@ -33,85 +33,102 @@ type movement struct {
 	at        time.Time
 }
 
+// note adds a problem that keeps the relay from nothing.
+func (h *Health) note(format string, args ...any) {
+	h.Problems = append(h.Problems, fmt.Sprintf(format, args...))
+}
+
+// fail adds a problem because of which the relay is not ready.
+func (h *Health) fail(format string, args ...any) {
+	h.Ready = false
+	h.note(format, args...)
+}
+
 // Health reports whether the relay makes progress, and if not, which subscriber holds it up.
 func (v *view) Health() Health {
-	now, p := v.condition.report(), v.current.Load()
+	now := v.condition.report()
 	h := Health{State: now.state, Ready: now.state == Streaming || now.state == Waiting}
 	if now.problem != "" {
-		h.Problems = append(h.Problems, now.problem)
+		h.note("%s", now.problem)
 	}
 	if now.awaited != "" { // while a second pass waits, the stream goes on
-		h.Problems = append(h.Problems, now.awaited)
+		h.note("%s", now.awaited)
 	}
-	for _, s := range now.strangers { // it keeps the relay from nothing
-		h.Problems = append(h.Problems, fmt.Sprintf("%v: it stops nothing, but it is no relay; find out whose session pid %d is (pg_stat_activity), and let it be ended", s, s.PID))
+	for _, s := range now.strangers {
+		h.note("%v: it stops nothing, but it is no relay; find out whose session pid %d is (pg_stat_activity), and let it be ended", s, s.PID)
 	}
 	for _, wait := range now.waits { // it may end in a moment
-		h.Problems = append(h.Problems, wait.String())
+		h.note("%s", wait)
 	}
 	if silent, why := v.reach.silence(); silent > reachInterval+reachLimit {
-		h.Ready = false
-		h.Problems = append(h.Problems, fmt.Sprintf("the relay's own connections have not reached Postgres for %v: %v; look at what lies between, such as a pooler",
-			silent.Round(time.Second), why))
+		h.fail("the relay's own connections have not reached Postgres for %v: %v; look at what lies between, such as a pooler", silent.Round(time.Second), why)
 	}
-	if len(now.found) > 0 {
-		h.Ready = false
-		h.Problems = append(h.Problems, now.found...)
+	for _, problem := range now.found {
+		h.fail("%s", problem)
 	}
-	if p == nil || now.state == Waiting { // what it had in hand when it led says nothing any more
-		return h
+	if p := v.current.Load(); p != nil && now.state != Waiting { // what a standby had in hand when it led says nothing any more
+		p.addWriteErrors(&h)
+		subscribers := p.subscribers(now.lost)
+		addLost(&h, subscribers)
+		if still, open := v.standsStill(p); open > 0 && still > stallAfter {
+			h.fail("%s open and nothing has moved for %v", printable.Count(int64(open), "event", "is"), still.Round(time.Second))
+			p.addHolders(&h, subscribers)
+		}
 	}
+	return h
+}
+
+// addWriteErrors adds what cannot be written to Postgres.
+func (p *parts) addWriteErrors(h *Health) {
 	if err := p.recorder.failing(); err != nil {
-		h.Ready = false
-		h.Problems = append(h.Problems, "nothing can be confirmed: "+err.Error())
+		h.fail("nothing can be confirmed: %v", err)
 	}
 	for _, l := range p.leavers {
 		if err := l.failing(); err != nil {
-			h.Ready = false
-			h.Problems = append(h.Problems, fmt.Sprintf("what is owed to subscriber %q, which has left the configuration, cannot be recorded: %s", l.name, err))
+			h.fail("what is owed to subscriber %q, which has left the configuration, cannot be recorded: %v", l.name, err)
 		}
 	}
 	locker, err := p.recorder.unmarked()
 	if err != nil {
-		h.Ready = false
-		h.Problems = append(h.Problems, "rows of what was paid or discarded cannot be marked: "+err.Error())
+		h.fail("rows of what was paid or discarded cannot be marked: %v", err)
 	}
 	if locker != "" { // delivery and confirm go on
-		h.Problems = append(h.Problems, locker)
+		h.note("%s", locker)
 	}
 	for _, l := range p.lanes {
 		stats := l.Stats()
 		if stats.DebtError != "" {
-			h.Ready = false
-			h.Problems = append(h.Problems, fmt.Sprintf("the debt of subscriber %q cannot be kept: %s", l.Name(), stats.DebtError))
+			h.fail("the debt of subscriber %q cannot be kept: %s", l.Name(), stats.DebtError)
 		}
 		if stats.DeadError != "" {
-			h.Ready = false
-			h.Problems = append(h.Problems, fmt.Sprintf("a dead letter of subscriber %q cannot be written, so its event stays open: %s", l.Name(), stats.DeadError))
+			h.fail("a dead letter of subscriber %q cannot be written, so its event stays open: %s", l.Name(), stats.DeadError)
 		}
 	}
-	for _, s := range p.subscribers(now.lost) {
-		if s.Lost > 0 { // what is lost is told until a person has seen it; it is no reason to take the relay out
-			h.Problems = append(h.Problems, fmt.Sprintf("%s lost for subscriber %q: an outbox row was deleted while the event was owed; "+
-				"look at them with `walpost owed list`, then discard them, and keep rows until published_at is set", printable.Count(s.Lost, "event", "is"), s.Name))
+}
+
+// addLost names the events that no one can send any more, until a person has seen them.
+func addLost(h *Health, subscribers []Subscriber) {
+	for _, s := range subscribers {
+		if s.Lost > 0 {
+			h.note("%s lost for subscriber %q: an outbox row was deleted while the event was owed; "+
+				"look at them with `walpost owed list`, then discard them, and keep rows until published_at is set", printable.Count(s.Lost, "event", "is"), s.Name)
 		}
 	}
-	if since, open := v.standsStill(p); open > 0 && since > stallAfter {
-		h.Ready = false
-		h.Problems = append(h.Problems, fmt.Sprintf("%s open and nothing has moved for %v", printable.Count(int64(open), "event", "is"), since.Round(time.Second)))
-		for _, s := range p.subscribers(now.lost) {
-			if s.Open > 0 {
-				h.Problems = append(h.Problems, fmt.Sprintf("subscriber %q holds %d, the oldest is event %q since %s; last error: %s",
-					s.Name, s.Open, s.OldestOpen, s.OldestSince.Format(time.RFC3339), orNone(s.LastError)))
-			}
-		}
-		for _, l := range p.leavers {
-			if n, oldest := p.tracker.OpenOf(l.number); oldest != nil {
-				h.Problems = append(h.Problems, fmt.Sprintf("%s to be recorded as owed to subscriber %q, which has left the configuration; the oldest is event %q", printable.Count(int64(n), "event", "is"), l.name, oldest.ID))
-			}
+}
+
+// addHolders names who has open events.
+func (p *parts) addHolders(h *Health, subscribers []Subscriber) {
+	for _, s := range subscribers {
+		if s.Open > 0 {
+			h.note("subscriber %q holds %d, the oldest is event %q since %s; last error: %s",
+				s.Name, s.Open, s.OldestOpen, s.OldestSince.Format(time.RFC3339), orNone(s.LastError))
 		}
 	}
-	return h
+	for _, l := range p.leavers {
+		if n, oldest := p.tracker.OpenOf(l.number); oldest != nil {
+			h.note("%s to be recorded as owed to subscriber %q, which has left the configuration; the oldest is event %q", printable.Count(int64(n), "event", "is"), l.name, oldest.ID)
+		}
+	}
 }
 
 func orNone(s string) string {

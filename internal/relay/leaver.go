@@ -135,7 +135,7 @@ func (l *leaver) record(ctx context.Context) error {
 		ends := make([]ack.End, len(batch))
 		events := make([]*event.Event, len(batch))
 		for i, d := range batch {
-			ends[i], events[i] = ack.End{Delivery: d, Dead: true}, d.Event
+			ends[i], events[i] = ack.End{Delivery: d, Recorded: true}, d.Event
 		}
 		marked, err := l.ower.FindMarked(ctx, events)
 		if err != nil {

@@ -582,9 +582,9 @@ func (s *modelServer) placeMarked(o recording, at event.Position, bound event.LS
 func (s *modelServer) startPositions(subs []*modelSubscriber, plant *plant) (horizon, confirmed event.LSN, members []member) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var configured []asked
+	var configured []configuredSubscriber
 	for _, sub := range subs {
-		configured = append(configured, asked{name: sub.name, filter: sub.filter, fromBeginning: sub.beginning})
+		configured = append(configured, configuredSubscriber{name: sub.name, filter: sub.filter, fromBeginning: sub.beginning})
 	}
 	members = plan(s.known, configured, 1, place{1, s.end})
 	for i, m := range members {

@@ -97,23 +97,23 @@ func final(err error) error {
 // what is missing. why is the change after which everything is opened again, nil at the start. (docs/postgres.md §4:
 // what is found, and what is done)
 //
-// Invariant, with a lease and without, however many relays of the slot there are and wherever one of them is
-// killed, frozen or cut off: from lead on, what the relay knows of the slot and of its record in walpost.slots
-// changes by no one's hand but its own, or else whatever it does next fails. Two rules make it so.
+// Invariant, with a lease and without, for any number of relays of one slot, each of which may be killed, frozen or cut
+// off anywhere: after leadership.beginTerm, either nothing but this relay changes the slot and its record in
+// walpost.slots, or this relay's next write fails. Two rules make it so.
 //
-//   - Only the session whose key is recorded in walpost.leader makes, drops and reads the slot, and only its own
-//     commands do so. A key is recorded in place of that of a session that has ended, and with it all that it could
-//     still have done to the slot or confirmed. (claim)
-//   - Only a transaction that holds the term writes the record, the positions or the debt, and the term is raised
-//     only while the own key is recorded. It is held from the transaction's first statement on, so the next leader
-//     waits for its end and reads what it has left: the slot is still as it says, since no one else could touch it.
+//   - Only the session whose key is recorded in walpost.leader makes, drops and reads the slot. Another session records
+//     its own key only after that session has ended, and a session that has ended can neither change the slot nor
+//     confirm anything any more. (leadership.claim)
+//   - Only a transaction that holds the term writes the record, the positions or the debt, and only the session whose
+//     key is recorded raises the term. A transaction holds the term from its first statement on. The next leader waits
+//     for its end and reads what it wrote; that still describes the slot, because no one else could touch it.
 //
-// So a relay that lost its session while it recorded the rows may still commit that the slot is ready, and it is; one
-// that comes later finds it fenced. One that was frozen between claim and term does not get the term. A key is never
-// taken from a session that lives, except with a lease: of two relays one builds, however long that takes, and the
-// other waits with wal.ErrSlotInUse. They do not undo each other's work in turn.
+// Three consequences. A relay that lost its session while it recorded the rows may still commit that the slot is ready,
+// and that is true; if it commits later, it is fenced. A relay that was frozen between claim and beginTerm does not get
+// the term. Without a lease no one takes the key from a session that lives: of two relays one makes the slot, however
+// long that takes, and the other waits with wal.ErrSlotInUse, so they never undo each other's work in turn.
 func (o *opener) open(ctx context.Context, why *changed) (_ *session, err error) {
-	s, err := o.find(ctx)
+	s, err := o.connectAndClaim(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -166,7 +166,7 @@ func (o *opener) open(ctx context.Context, why *changed) (_ *session, err error)
 // reopen opens the next session after one that broke. In between the server may have become another one, or
 // the slot another slot, while memory holds events of the former one: then the error is a changed.
 func (o *opener) reopen(ctx context.Context, last *session, confirmed event.LSN) (_ *session, err error) {
-	s, err := o.find(ctx)
+	s, err := o.connectAndClaim(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -210,8 +210,9 @@ func (o *opener) reopen(ctx context.Context, last *session, confirmed event.LSN)
 	return s, o.fence.Check(taking, o.Pool)
 }
 
-// find connects, claims the slot and reads the state of server, slot and tables. It creates nothing.
-func (o *opener) find(ctx context.Context) (_ *session, err error) {
+// connectAndClaim connects, claims the slot for the new session, and reads the state of server, slot and tables. It ends
+// the session of a former leader if that still has the slot. It changes neither slot nor tables.
+func (o *opener) connectAndClaim(ctx context.Context) (_ *session, err error) {
 	ctx, cancel := context.WithTimeout(ctx, statementLimit)
 	defer cancel()
 	s := &session{}
@@ -294,7 +295,7 @@ func (o *opener) restartIfReadableAgain(ctx context.Context, err error) error {
 	if tables, inspectErr := o.inspect(ctx); inspectErr != nil || !o.publishes(ctx, tables) {
 		return err
 	}
-	return &changed{unreadable: true, reason: fmt.Sprintf("the stream has rows from when a table was not as it is now (%v)", mismatch)}
+	return &changed{unreadable, fmt.Sprintf("the stream has rows from when a table was not as it is now (%v)", mismatch)}
 }
 
 // publishes reports whether the publication carries the tables now, with all columns that are needed, and no

@@ -97,17 +97,17 @@ func (o *Options) names() []string {
 	return names
 }
 
-// asked is a subscriber as the configuration has it.
-type asked struct {
+// configuredSubscriber is a subscriber as the configuration has it.
+type configuredSubscriber struct {
 	name          string
 	filter        event.Filter
 	fromBeginning bool
 }
 
-func (o *Options) configured() []asked {
-	subs := make([]asked, len(o.Subscriptions))
+func (o *Options) configured() []configuredSubscriber {
+	subs := make([]configuredSubscriber, len(o.Subscriptions))
 	for i, sub := range o.Subscriptions {
-		subs[i] = asked{sub.Subscriber.Name(), sub.filter(), sub.FromBeginning}
+		subs[i] = configuredSubscriber{sub.Subscriber.Name(), sub.filter(), sub.FromBeginning}
 	}
 	return subs
 }

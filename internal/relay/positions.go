@@ -77,7 +77,7 @@ func (m *membership) restartPositions(ctx context.Context, tx pgx.Tx, s *session
 
 // plan decides from where each subscriber goes on and what it gets, for a slot that exists: first those of the
 // configuration, in their order, then those that have left and have not had everything that committed before.
-func plan(known map[string]stored, configured []asked, epoch int32, end place) []member {
+func plan(known map[string]stored, configured []configuredSubscriber, epoch int32, end place) []member {
 	var members []member
 	inConfig := make(map[string]bool)
 	for _, sub := range configured {

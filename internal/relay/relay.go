@@ -96,17 +96,18 @@ func (r *Relay) refreshLanes() {
 // Run streams until ctx ends and everything in hand is finished, or the drain is over. It recovers from every loss of
 // Postgres by itself, and returns an error only when a person must act.
 func (r *Relay) Run(ctx context.Context) error {
-	var keeping sync.WaitGroup
+	// The lease and the watches of the server last until the relay has ended, and not only until it is told to stop.
+	var lasting sync.WaitGroup
 	keep, end := context.WithCancel(context.WithoutCancel(ctx))
-	defer keeping.Wait()
+	defer lasting.Wait()
 	defer end()
 	server := &serverWatch{r.base}
-	keeping.Go(func() { server.watchStrangers(keep) })
-	keeping.Go(func() { server.watchSlot(keep) })
-	keeping.Go(func() { server.watchWaits(keep) })
+	lasting.Go(func() { server.watchStrangers(keep) })
+	lasting.Go(func() { server.watchSlot(keep) })
+	lasting.Go(func() { server.watchWaits(keep) })
 	if r.Lease != nil {
-		keeping.Go(func() { r.lead.watchReach(keep) })
-		keeping.Go(func() { r.Lease.Run(keep) })
+		lasting.Go(func() { r.lead.watchReach(keep) })
+		lasting.Go(func() { r.Lease.Run(keep) })
 	}
 	ended := r.announceStop(ctx)
 	err := r.run(ctx)
@@ -120,15 +121,15 @@ func (r *Relay) Run(ctx context.Context) error {
 func (r *Relay) run(ctx context.Context) error {
 	hard, cancel := r.withTimeForStop(ctx)
 	defer cancel()
-	var living sync.WaitGroup
-	defer living.Wait()
-	alive, end := context.WithCancel(ctx)
+	var counting sync.WaitGroup
+	defer counting.Wait()
+	process, end := context.WithCancel(ctx)
 	defer end()
 	var (
 		why      *changed
 		safeMode bool
 		found    *quarantined
-		short    int // lives in a row that ended soon
+		short    int // runs of the parts in a row that ended soon
 	)
 	for first := true; ; first = false {
 		s, err := r.opener.openUntilReady(ctx, func(ctx context.Context) (*session, error) {
@@ -152,7 +153,7 @@ func (r *Relay) run(ctx context.Context) error {
 			}
 			safeMode = unclean >= uncleanLimit
 			if !safeMode {
-				living.Go(func() { r.safeMode.forgetStarts(alive) })
+				counting.Go(func() { r.safeMode.forgetStarts(process) })
 			}
 		}
 		begun := time.Now()
@@ -165,21 +166,19 @@ func (r *Relay) run(ctx context.Context) error {
 			}
 			return err
 		}
-		if why == errSafeModeDone {
+		switch why.kind {
+		case safeModeOver:
 			r.Log.Info("what can have been in hand when the process ended is handed over; safe mode is over")
 			safeMode, found = false, nil
 			r.safeMode.endClean(ctx)
-			continue
-		}
-		if why.writersEnded {
-			continue
-		}
-		r.Log.Warn("what is in memory does not fit the database any more; everything is read again", "reason", why.reason)
-		if short++; time.Since(begun) > steady {
-			short = 0
-		}
-		if short > 1 { // it may be the same again
-			pause(ctx, rebuild.Wait(short-1))
+		case misfit, unreadable:
+			r.Log.Warn("what is in memory does not fit the database any more; everything is read again", "reason", why.reason)
+			if short++; time.Since(begun) > steady {
+				short = 0
+			}
+			if short > 1 { // it may be the same again
+				pause(ctx, rebuild.Wait(short-1))
+			}
 		}
 	}
 }
@@ -248,7 +247,7 @@ func (r *Relay) stream(ctx, hard context.Context, s *session, p *parts) error {
 			return r.whileStopping(err)
 		}
 		if errors.Is(err, wal.ErrMissing) {
-			return &changed{reason: err.Error(), unreadable: true}
+			return &changed{unreadable, err.Error()}
 		}
 		if final(err) != nil {
 			return r.opener.restartIfReadableAgain(ctx, err)

@@ -67,8 +67,8 @@ func (r *repairer) gatherFacts(ctx context.Context, s *session, why *changed) (s
 		System: s.system, End: s.end, Published: s.published, StopOnLoss: r.StopOnLostSlot, Awaiting: len(s.writers) > 0,
 	}
 	if why != nil {
-		f.WritersEnded = why.writersEnded
-		if why.unreadable {
+		f.WritersEnded = why.kind == writersEnded
+		if why.kind == unreadable {
 			f.Unreadable = why.reason
 		}
 	}

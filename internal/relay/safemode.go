@@ -53,9 +53,6 @@ func (m *safeMode) countStart(ctx context.Context) (unclean int, found *quaranti
 	return unclean, found, nil
 }
 
-// errSafeModeDone ends safe mode. It is no failure: the pipeline is built again without it.
-var errSafeModeDone = &changed{reason: "everything that can have been in hand when the process ended is handed over"}
-
 // awaitEnd ends safe mode when the process has lived long enough and everything has been handed over that earlier
 // processes can have had in hand: the event that ended them is among that. The process may have been ended by
 // something else, too, and one event at a time is slow.
@@ -67,7 +64,7 @@ func (m *safeMode) awaitEnd(ctx context.Context, s *session, p *parts, stop cont
 			m.Log.Warn("cannot look what safe mode still has to hand over, will try again", "err", err)
 		}
 		if over && err == nil {
-			stop(errSafeModeDone)
+			stop(&changed{safeModeOver, "everything that can have been in hand when the process ended is handed over"})
 			return
 		}
 		pause(ctx, time.Second)

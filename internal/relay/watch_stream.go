@@ -168,6 +168,6 @@ func (w *streamWatch) awaitSecondPass(ctx context.Context, s *session, stop cont
 		return
 	}
 	if w.awaitWriters(ctx, "the second pass of the repair", s.writers) == nil {
-		stop(&changed{reason: "every transaction that the repair has to wait for has ended", writersEnded: true})
+		stop(&changed{writersEnded, "every transaction that the repair has to wait for has ended"})
 	}
 }

@@ -107,8 +107,8 @@ func HasSlots(ctx context.Context, q Querier) (there bool, err error) {
 	return there, err
 }
 
-// WriteCreating records that a slot of ours is being made: a creation that breaks off is then known to be one. Of slot
-// it takes the server, the epoch and the fingerprint.
+// WriteCreating records that this relay is making the slot, so that the next start recognizes a creation that broke off.
+// It writes the server, the epoch and the fingerprint of slot.
 func WriteCreating(ctx context.Context, tx pgx.Tx, slot SlotRecord) error {
 	_, err := tx.Exec(ctx, `
 		INSERT INTO walpost.slots (slot, system_id, timeline, epoch, fingerprint, state)
@@ -123,8 +123,8 @@ func WriteCreating(ctx context.Context, tx pgx.Tx, slot SlotRecord) error {
 	return nil
 }
 
-// WriteReady records where a slot stands and what is published. One of which nothing was recorded was made by someone
-// else, and is not ours.
+// WriteReady records the confirmed position of a slot and what is published. A slot without a record was made by someone
+// else: it is recorded as not ours, and is never dropped.
 func WriteReady(ctx context.Context, tx pgx.Tx, slot SlotRecord) error {
 	_, err := tx.Exec(ctx, `
 		INSERT INTO walpost.slots (slot, system_id, timeline, epoch, fingerprint, confirmed, state, ours)
