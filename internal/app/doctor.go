@@ -1,11 +1,15 @@
 package app
 
 import (
+	"context"
+	"io"
+	"log/slog"
 	"slices"
 
 	"github.com/backendstart/walpost/internal/config"
 	"github.com/backendstart/walpost/internal/doctor"
 	"github.com/backendstart/walpost/internal/lessons"
+	"github.com/backendstart/walpost/internal/subscriber"
 )
 
 // DoctorOptions is what the doctor looks at for a relay.
@@ -21,11 +25,32 @@ func DoctorOptions(o config.Relay) doctor.Options {
 		filter.Types = typesOf(s)
 		options.Subscribers = append(options.Subscribers, doctor.Subscriber{
 			Name: s.Name, RenamedFrom: s.RenamedFrom, Timeout: s.Timeout.Std(), StallAfter: s.StallAfter.Std(), Tables: tablesOf[s.Kind],
-			Outside: s.URL != "", Sources: s.Sources,
-			Filter: filter,
+			Outside: Keys()[s.Kind] != nil, Sources: s.Sources,
+			Filter: filter, Probe: probeOf(s),
 		})
 	}
 	return options
+}
+
+// probeOf asks the destination of a subscriber, nil where there is none to ask, or where its address is not known: the
+// doctor needs no secret and no variable that only deliveries need.
+func probeOf(s config.Subscriber) func(context.Context) error {
+	if Checks()[s.Kind] == nil || s.Kind == "webhook" && s.URL == "" {
+		return nil
+	}
+	return func(ctx context.Context) error {
+		built, err := Subscribers()[s.Kind](Room{Config: s, Log: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			return err
+		}
+		if closer, ok := built.(io.Closer); ok {
+			defer closer.Close()
+		}
+		if prober, ok := built.(subscriber.Prober); ok {
+			return prober.Probe(ctx)
+		}
+		return nil
+	}
 }
 
 // typesOf are the types that a built-in subscriber understands; nil is all.

@@ -3,6 +3,7 @@ package app
 import (
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/url"
 	"os"
@@ -27,6 +28,7 @@ import (
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/relay"
+	"github.com/backendstart/walpost/internal/subscriber"
 )
 
 // RunRelay delivers until ctx ends and what is held is finished.
@@ -77,11 +79,12 @@ func limitMemory(options config.Relay) {
 
 // builtRelay is a relay with what it stands on.
 type builtRelay struct {
-	relay    *relay.Relay
-	admin    *admin.Service
-	doctor   *doctor.Watcher
-	registry *prometheus.Registry
-	pools    []*postgres.Pool
+	subscribers []subscriber.Subscriber
+	relay       *relay.Relay
+	admin       *admin.Service
+	doctor      *doctor.Watcher
+	registry    *prometheus.Registry
+	pools       []*postgres.Pool
 }
 
 // newRelay connects to the database and builds everything up to the relay; close ends the connections.
@@ -112,6 +115,7 @@ func newRelay(ctx context.Context, options config.Relay, mail config.Mail, kinds
 		return nil, err
 	}
 	subscribers, err := kinds.build(options.Flow, Room{Pool: b.pools[1], Slot: options.Slot, Log: log.Logger, Mail: mail})
+	b.subscribers = subscribers
 	if err != nil {
 		b.close()
 		return nil, err
@@ -167,7 +171,13 @@ func SecretsOf(options config.Relay, mail config.Mail) *mask.Mask {
 	return mask.New(secrets...)
 }
 
+// close ends what was opened, when no lane calls a subscriber any more.
 func (b *builtRelay) close() {
+	for _, sub := range b.subscribers {
+		if closer, ok := sub.(io.Closer); ok {
+			_ = closer.Close() // what it has taken is reported already
+		}
+	}
 	closePools(b.pools...)
 }
 

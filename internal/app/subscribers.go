@@ -4,12 +4,15 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"os"
 	"slices"
 	"time"
 
 	"github.com/backendstart/walpost/internal/config"
+	"github.com/backendstart/walpost/internal/envelope"
 	"github.com/backendstart/walpost/internal/lessons"
 	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/internal/sink/file"
 	"github.com/backendstart/walpost/internal/sink/webhook"
 	"github.com/backendstart/walpost/internal/subscriber"
 )
@@ -43,6 +46,14 @@ func Subscribers() Kinds {
 		"recommendations": func(r Room) (subscriber.Subscriber, error) {
 			return lessons.NewRecommendations(r.Pool, r.Slot, r.Log), nil
 		},
+		"file": func(r Room) (subscriber.Subscriber, error) {
+			o := fileOptions(r.Config)
+			o.Envelope = r.envelope()
+			return file.New(o)
+		},
+		"stdout": func(r Room) (subscriber.Subscriber, error) {
+			return file.NewStdout(r.Config.Name, r.Config.Format, r.envelope(), os.Stdout)
+		},
 		"webhook": func(r Room) (subscriber.Subscriber, error) {
 			o := webhookOptions(r.Config)
 			o.SeveralSources, o.Zones = r.SeveralSources, r.Zones
@@ -62,6 +73,19 @@ func newNotifications(r Room) (subscriber.Subscriber, error) {
 	return lessons.NewNotifications(r.Pool, r.Slot, r.Log, notifier), nil
 }
 
+func (r Room) envelope() envelope.Writer {
+	return envelope.Writer{SeveralSources: r.SeveralSources, Zones: r.Zones}
+}
+
+// Keys are those of the configuration that belong to some kinds alone, by kind.
+func Keys() map[string][]string {
+	return map[string][]string{
+		"webhook": {"url", "secret", "sign_headers", "headers", "allow_private", "format"},
+		"file":    {"path", "rotate", "format"},
+		"stdout":  {"format"},
+	}
+}
+
 // Checks look at what a configuration says of kinds that have keys of their own.
 func Checks() map[string]config.Check {
 	return map[string]config.Check{
@@ -70,7 +94,21 @@ func Checks() map[string]config.Check {
 				fail(problem.Key, problem.Err)
 			}
 		},
+		"file": func(s config.Subscriber, fail func(string, error)) {
+			for _, problem := range fileOptions(s).Problems() {
+				fail(problem.Key, problem.Err)
+			}
+		},
+		"stdout": func(s config.Subscriber, fail func(string, error)) {
+			for _, problem := range file.StdoutProblems(s.Format) {
+				fail(problem.Key, problem.Err)
+			}
+		},
 	}
+}
+
+func fileOptions(s config.Subscriber) file.Options {
+	return file.Options{Name: s.Name, Path: s.Path, Format: s.Format, Rotate: int64(s.Rotate)}
 }
 
 func webhookOptions(s config.Subscriber) webhook.Options {

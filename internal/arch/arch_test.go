@@ -56,7 +56,9 @@ var rooms = []room{
 	{"ack", "event slab"},
 	{"subscriber", "event"},
 	{"subscriber/inbox", "event postgres store subscriber"},
-	{"sink/webhook", "event mask printable safefile subscriber"},
+	{"envelope", "event"},
+	{"sink/file", "envelope subscriber"},
+	{"sink/webhook", "envelope event mask printable safefile subscriber"},
 	{"lane", "ack event slab subscriber"},
 	{"debt", "event lane outbox postgres store"},
 	{"replay", "debt event outbox postgres store"},
@@ -73,7 +75,7 @@ var rooms = []room{
 	{"lessons/httpapi", "lessons postgres safefile strictjson"},
 
 	// app builds the parts of the program, cli calls it; bench measures with processes of the same program.
-	{"app", "ack admin config doctor eventschema lane lease lessons lessons/httpapi logs mask ops outbox pgserver postgres relay sink/webhook subscriber"},
+	{"app", "ack admin config doctor envelope eventschema lane lease lessons lessons/httpapi logs mask ops outbox pgserver postgres relay sink/file sink/webhook subscriber"},
 	{"bench", "event lessons pgserver postgres subscriber"},
 	{"cli", "admin app bench config debt doctor lane lessons/httpapi logs mask postgres printable relay replay subscriber wal"},
 
@@ -81,6 +83,7 @@ var rooms = []room{
 	{"testdb", "pgserver postgres"},
 	{"testprogram", "event testdb"},
 	{"subscriber/subscribertest", "event postgres subscriber testdb"},
+	{"sink/sinktest", "event subscriber"},
 	{"debt/debttest", "debt event lane"},
 }
 

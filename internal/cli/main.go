@@ -59,7 +59,7 @@ func Main(ctx context.Context, process Process) int {
 	if err != nil {
 		panic(err) // the model is wrong, not the input
 	}
-	parser.Checks = app.Checks()
+	parser.Checks, parser.Keys = app.Checks(), app.Keys()
 	parser.Delivers = func(command string) bool { return command == "relay" || command == "config" }
 	parsed, err := parser.Parse(expected(process.Args))
 	if shown {

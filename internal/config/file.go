@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -211,7 +213,7 @@ func (d *document) flatten(path string, node ast.Node) {
 
 // flow decodes sources and subscribers and puts the defaults where the file names none. A command that does not
 // deliver needs no addresses and secrets of subscribers, and checks none.
-func (d *document) flow(kinds []string, checks map[string]Check, delivers bool) (Flow, error) {
+func (d *document) flow(kinds []string, checks map[string]Check, keys map[string][]string, delivers bool) (Flow, error) {
 	flow := Lessons()
 	if d.root == nil {
 		return flow, nil
@@ -235,6 +237,9 @@ func (d *document) flow(kinds []string, checks map[string]Check, delivers bool) 
 		if err := decoder.DecodeFromNodeContext(ctx, pair.Value, target); err != nil {
 			return Flow{}, d.located(err)
 		}
+		if keyOf(pair) == "subscribers" {
+			d.keysOfKinds(pair.Value, named.Subscribers, keys)
+		}
 	}
 	if len(named.Sources) > 0 {
 		flow = Flow{Sources: named.Sources, Named: true}
@@ -255,6 +260,32 @@ func (d *document) flow(kinds []string, checks map[string]Check, delivers bool) 
 	}
 	(&checker{problems: &d.problems, where: d.lineOf, checks: checks, delivers: delivers}).flow(flow, kinds)
 	return flow, nil
+}
+
+// keysOfKinds refuses keys of another kind: without an effect they would only look like one. keys are those that belong
+// to some kinds, by kind.
+func (d *document) keysOfKinds(list ast.Node, subscribers []Subscriber, keys map[string][]string) {
+	sequence, ok := list.(*ast.SequenceNode)
+	if !ok {
+		return
+	}
+	for i, node := range sequence.Values {
+		mapping, ok := node.(*ast.MappingNode)
+		if !ok || i >= len(subscribers) {
+			continue
+		}
+		for _, pair := range mapping.Values {
+			var knowing []string
+			for _, kind := range slices.Sorted(maps.Keys(keys)) {
+				if slices.Contains(keys[kind], keyOf(pair)) {
+					knowing = append(knowing, kind)
+				}
+			}
+			if s := subscribers[i]; len(knowing) > 0 && !slices.Contains(knowing, s.Kind) {
+				d.add(pair.GetToken().Position.Line, "subscriber %q: %s: kind %s has no such key; these have: %s", s.Name, keyOf(pair), s.Kind, strings.Join(knowing, ", "))
+			}
+		}
+	}
 }
 
 // lineOf finds where a path stands, or the nearest part of it that does; 0 when nothing does.

@@ -100,6 +100,10 @@ type Subscriber struct {
 	AllowPrivate bool              `yaml:"allow_private,omitempty"`
 	Format       string            `yaml:"format,omitempty"`
 
+	// Path and Rotate belong to kind file: where it appends, and how large the file becomes; 0 is for ever.
+	Path   string `yaml:"path,omitempty"`
+	Rotate Size   `yaml:"rotate,omitempty"`
+
 	// Ordering is "key", "total" or "none".
 	Ordering string `yaml:"ordering"`
 	// Concurrency is how many keys are worked on at the same time.
@@ -287,6 +291,12 @@ func (c *Count) UnmarshalYAML(ctx context.Context, node ast.Node) error {
 // UnmarshalYAML notes a bad duration among the problems of the file, so that reading goes on.
 func (d *Duration) UnmarshalYAML(ctx context.Context, node ast.Node) error {
 	parseNode(ctx, node, d, ParseDuration)
+	return nil
+}
+
+// UnmarshalYAML notes a bad size among the problems of the file, so that reading goes on.
+func (s *Size) UnmarshalYAML(ctx context.Context, node ast.Node) error {
+	parseNode(ctx, node, s, ParseSize)
 	return nil
 }
 

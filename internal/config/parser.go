@@ -28,6 +28,8 @@ type Parser struct {
 	Found bool
 	// Checks look at what only subscribers of a kind have, by kind. Set them before Parse.
 	Checks map[string]Check
+	// Keys are those that belong to some kinds of subscribers alone, by kind. Set them before Parse.
+	Keys map[string][]string
 	// Delivers tells of a command whether it delivers, and so uses what subscribers are sent with: address, secrets and
 	// headers. What a command does not use it does not need. nil is yes for all. Set it before Parse.
 	Delivers func(command string) bool
@@ -121,7 +123,7 @@ func (p *Parser) read(ctx *kong.Context) error {
 	if err := p.unknownKey(doc, ctx.Model.Node); err != nil {
 		return Invalid(err)
 	}
-	if p.Flow, err = doc.flow(p.kinds, p.Checks, p.Delivers == nil || p.Delivers(ctx.Command())); err != nil {
+	if p.Flow, err = doc.flow(p.kinds, p.Checks, p.Keys, p.Delivers == nil || p.Delivers(ctx.Command())); err != nil {
 		return Invalid(append(doc.errs, err)...)
 	}
 	p.doc = doc

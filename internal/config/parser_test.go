@@ -580,3 +580,28 @@ func TestParse_compilesTheSchemaOfASource(t *testing.T) {
 	_, err = parse(t, "", file("nowhere.json"))
 	wantProblems(t, err, "nowhere.json")
 }
+
+// A key of another kind has no effect, and looks as if it had one.
+func TestParse_refusesKeysOfAnotherKind(t *testing.T) {
+	const file = `
+subscribers:
+  - name: first
+    kind: recording
+    url: https://billing.example/hooks
+  - {name: second, kind: achievements, format: payload, path: /x}
+  - {name: third, kind: analytics}
+`
+	path := filepath.Join(t.TempDir(), "w.yaml")
+	if err := os.WriteFile(path, []byte(file), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var cli grammar
+	parser, err := NewParser(&cli, lookupIn(map[string]string{"WALPOST_CONFIG": path}), append([]string{"recording"}, LessonKinds...), kong.Name("walpost"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	parser.Keys = map[string][]string{"webhook": {"url", "format"}, "file": {"path", "format"}, "achievements": {"format"}}
+	_, err = parser.Parse([]string{"relay"})
+	wantProblems(t, err, path+`:5: subscriber "first": url: kind recording has no such key; these have: webhook`,
+		path+`:6: subscriber "second": path: kind achievements has no such key; these have: file`)
+}

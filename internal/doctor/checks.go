@@ -65,6 +65,8 @@ var checks = []check{
 	{id: "standby-slots", needs: version17, fine: "the stream waits for no standby that is away", run: checkStandbySlots},
 	{id: "standby-sync", fine: "the standby has the slot", costly: true, run: checkStandbySync},
 
+	{id: "destinations", needs: aProbe, fine: "the destinations that can be asked would take events", costly: true, run: checkDestinations},
+
 	{id: "table-bloat", fine: "the tables of the queue are clean", run: checkTableBloat},
 	{id: "event-types", needs: aRoute, fine: "each type of late has a subscriber, and each pattern of a subscriber a type", costly: true, run: checkEventTypes},
 	{id: "oldest-unpublished", needs: aTable, fine: "no row has waited for long", costly: true, run: checkOldestUnpublished},

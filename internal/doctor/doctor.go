@@ -127,6 +127,8 @@ type Subscriber struct {
 	// those whose events it takes; none means all.
 	Outside bool
 	Sources []string
+	// Probe asks its destination whether that would take events; nil where there is none to ask.
+	Probe func(context.Context) error
 	// Filter is what it takes: by the configuration, and of the types that its kind understands.
 	Filter event.Filter
 }

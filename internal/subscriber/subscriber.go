@@ -62,6 +62,14 @@ type BatchSubscriber interface {
 	HandleBatch(ctx context.Context, deliveries []Delivery) error
 }
 
+// A Prober can tell whether its destination would take events, without sending one: reachable, there, with rights. It is
+// asked by people, through walpost doctor, and by no delivery. A subscriber that keeps connections or files is an
+// io.Closer as well: it is made once in a process, outlives each rebuild of the pipeline, and is closed when the lanes have
+// ended. That its destination is away is no reason not to start.
+type Prober interface {
+	Probe(ctx context.Context) error
+}
+
 // BatchError says which deliveries of a batch failed. What it does not name is done. After an event
 // that failed the later ones of its key must not be done either: they are named too, with ErrHeld or any
 // other error.

@@ -35,17 +35,17 @@ func (b *Batching) HandleBatch(ctx context.Context, deliveries []subscriber.Deli
 	if _, set := header.Header["Content-Type"]; !set {
 		header.Header["Content-Type"] = jsonType
 	}
-	appendOne := b.appendElement
+	appendOne := b.envelope.AppendObject
 	if b.format == CloudEventsStructured {
 		header.Header["Content-Type"] = batchType
-		appendOne = b.appendCloudEvent
+		appendOne = b.envelope.AppendCloudEvent
 	}
 	body := append(make([]byte, 0, size), '[')
 	for i, d := range deliveries {
 		if i > 0 {
 			body = append(body, ',')
 		}
-		body = appendOne(body, d)
+		body = appendOne(body, d.Event)
 	}
 	return b.post(ctx, b.batchID(deliveries), header, append(body, ']'))
 }

@@ -7,6 +7,7 @@ package webhook
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -16,6 +17,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/backendstart/walpost/internal/envelope"
 	"github.com/backendstart/walpost/internal/mask"
 	"github.com/backendstart/walpost/internal/subscriber"
 )
@@ -73,9 +75,8 @@ type Webhook struct {
 	request   *http.Request // what all requests have in common; never changed after New
 	format    string
 
-	severalSources bool
-	zones          map[string]*time.Location
-	signHeaders    bool
+	envelope    envelope.Writer
+	signHeaders bool
 }
 
 // Batching is a Webhook that posts a JSON array of events per request.
@@ -97,7 +98,7 @@ func New(o Options) (subscriber.Subscriber, error) {
 		return nil, fmt.Errorf("url: %w", err)
 	}
 	w := &Webhook{
-		name: o.Name, format: o.Format, severalSources: o.SeveralSources, zones: o.Zones, signHeaders: o.SignHeaders,
+		name: o.Name, format: o.Format, envelope: envelope.Writer{SeveralSources: o.SeveralSources, Zones: o.Zones}, signHeaders: o.SignHeaders,
 		rotation: newRotation(o, target),
 	}
 	w.request = &http.Request{
@@ -109,6 +110,43 @@ func New(o Options) (subscriber.Subscriber, error) {
 		return &Batching{w}, nil
 	}
 	return w, nil
+}
+
+// Probe connects to the receiver, with TLS where its address asks for that, and sends nothing.
+func (w *Webhook) Probe(ctx context.Context) error {
+	transport := w.transport.open()
+	defer transport.CloseIdleConnections()
+	host, port := w.request.URL.Hostname(), w.request.URL.Port()
+	secure := w.request.URL.Scheme == "https"
+	switch {
+	case port == "" && secure:
+		port = "443"
+	case port == "":
+		port = "80"
+	}
+	conn, err := transport.DialContext(ctx, "tcp", net.JoinHostPort(host, port))
+	if err != nil {
+		return fmt.Errorf("connect to %s: %w", w.request.Host, err)
+	}
+	defer conn.Close()
+	if !secure {
+		return nil
+	}
+	config := &tls.Config{ServerName: host}
+	if transport.TLSClientConfig != nil {
+		config = transport.TLSClientConfig.Clone()
+		config.ServerName = host
+	}
+	if err := tls.Client(conn, config).HandshakeContext(ctx); err != nil {
+		return fmt.Errorf("connect to %s: %w", w.request.Host, err)
+	}
+	return nil
+}
+
+// Close closes the connections. No call may be under way.
+func (w *Webhook) Close() error {
+	w.transport.CloseIdleConnections()
+	return nil
 }
 
 // newTransport makes the connections of one subscriber. HTTP/1.1 on purpose: requests that share a
@@ -146,13 +184,13 @@ func (w *Webhook) Handle(ctx context.Context, d subscriber.Delivery) error {
 	case CloudEvents:
 		w.cloudHeader(header.Header, d)
 	case CloudEventsStructured:
-		body = w.appendCloudEvent(nil, d)
+		body = w.envelope.AppendCloudEvent(nil, d.Event)
 		header.Header["Content-Type"] = structuredType
 	}
 	if _, set := header.Header["Content-Type"]; !set && contentType != nil {
 		header.Header["Content-Type"] = contentType // values are shared: no one changes them
 	}
-	return w.post(ctx, encode(w.id(d.Event)), header, body)
+	return w.post(ctx, encode(w.envelope.ID(d.Event)), header, body)
 }
 
 // post signs and sends. id is as it stands in the header.
