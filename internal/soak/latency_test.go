@@ -46,6 +46,7 @@ func TestSoak_commitToHandledAtAHundredCompletionsASecond(t *testing.T) {
 		t.Logf("%-16s %s", name, commitToHandled(t, ops, name))
 	}
 	relay.Stop()
+	endLessonsByLosingTheSlot(t, db)
 }
 
 // The three in trouble must not be felt by the healthy one, and nothing of theirs may be lost.

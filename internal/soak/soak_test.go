@@ -71,6 +71,8 @@ type relayOptions struct {
 	top         string // keys of the file, a line each
 	subscribers []string
 	each        string // options of every subscriber, as in {a: b, c: d}
+	// databaseURL leads to the database by another way than the stream takes; "" by the same.
+	databaseURL string
 	// more are further options of one subscriber, beginning with a comma; nil for none.
 	more func(name string) string
 }
@@ -90,12 +92,15 @@ func startLedgers(t *testing.T, db *testdb.DB, o relayOptions) *testprogram.Proc
 		}
 		text += fmt.Sprintf("  - {name: %s, kind: ledger, %s%s}\n", name, strings.TrimSpace(o.each), more)
 	}
+	env := []string{programVariable + "=1", "WALPOST_DATABASE_URL=" + db.DSN}
+	if o.databaseURL != "" {
+		env = []string{programVariable + "=1", "WALPOST_DATABASE_URL=" + o.databaseURL, "WALPOST_REPLICATION_URL=" + db.DSN}
+	}
 	file := filepath.Join(t.TempDir(), "walpost.yaml")
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return testprogram.StartBinary(t, binary, []string{programVariable + "=1", "WALPOST_DATABASE_URL=" + db.DSN},
-		"relay", "--config="+file, "--slot="+db.Name, "--ops-listen=127.0.0.1:0")
+	return testprogram.StartBinary(t, binary, env, "relay", "--config="+file, "--slot="+db.Name, "--ops-listen=127.0.0.1:0")
 }
 
 // startRelay starts the real relay with its four subscribers.

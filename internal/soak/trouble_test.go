@@ -13,8 +13,11 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/backendstart/walpost/internal/testdb"
 	"github.com/backendstart/walpost/internal/testprogram"
@@ -28,7 +31,9 @@ const troubleTables = `
 	CREATE TABLE soak.committed (seq bigserial PRIMARY KEY, event_id text NOT NULL, created_at timestamptz NOT NULL, event_type text NOT NULL, key text NOT NULL);
 	CREATE SEQUENCE soak.ids;
 	CREATE TABLE soak.keys AS SELECT 'key-' || n AS key FROM generate_series(1, 20) n;
-	CREATE TABLE soak.byhand (subscriber text NOT NULL, event_id text NOT NULL, occurrence text NOT NULL, discarded boolean NOT NULL)`
+	CREATE TABLE soak.byhand (subscriber text NOT NULL, event_id text NOT NULL, occurrence text NOT NULL, discarded boolean NOT NULL);
+	CREATE TABLE extra (LIKE outbox INCLUDING ALL);
+	CREATE FUNCTION soak.refuse() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RAISE 'refused as told'; END$$`
 
 // insertTrouble locks the key first, so that within a key the order of seq and id is that of the commits.
 const insertTrouble = `
@@ -45,23 +50,37 @@ type troubles struct {
 	t       *testing.T
 	db      *testdb.DB
 	relay   *testprogram.Process
-	names   []string // in the configuration
-	joined  []string // of them those that began with all rows, and want rare events only
+	pooler  *wire             // by which the relay reaches the database; the stream goes by itself
+	names   []string          // in the configuration
+	joined  []string          // of them those that began with all rows, and want rare events only
+	former  map[string]string // names of those that have another one now
+	paused  map[string]bool
+	extra   bool        // a second source is in the configuration
+	quiet   atomic.Bool // nothing is written at the moment
 	left    map[string]int64
 	counts  map[string]int
 	command func(args ...string) string
 }
 
 func (r *troubles) options() relayOptions {
+	sources := []string{"{name: lessons, table: public.outbox, mark: auto, rows: shared}"}
+	if r.extra {
+		sources = slices.Insert(sources, r.IntN(2), "{name: extra, table: public.extra, mark: auto, rows: shared}")
+	}
 	return relayOptions{
-		top:         "wal_budget: 1MiB\nsources: [{name: lessons, table: public.outbox, mark: auto, rows: shared}]",
+		top:         "wal_budget: 1MiB\nsources: [" + strings.Join(sources, ", ") + "]",
+		databaseURL: r.pooler.dsn,
 		subscribers: r.names,
 		each:        "max_attempts: 4, stall_after: 1s, retry: {initial: 50ms, max: 500ms}, timeout: 2s",
 		more: func(name string) string {
+			more := ""
 			if slices.Contains(r.joined, name) {
-				return `, from: beginning, events: ["soak.rare"]`
+				more = `, from: beginning, events: ["soak.rare"]`
 			}
-			return ""
+			if former := r.former[name]; former != "" {
+				more += ", renamed_from: " + former
+			}
+			return more
 		},
 	}
 }
@@ -84,6 +103,58 @@ func (r *troubles) ways() map[string]func() {
 			r.db.Exec(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'walpost%' AND pid <> pg_backend_pid()`)
 		},
 		"lost slot": func() { dropSlot(r.t, r.db) },
+		"another timeline": func() {
+			r.relay.Kill()
+			r.db.Exec(`UPDATE walpost.slots SET timeline = 77 WHERE slot = $1`, r.db.Name)
+			r.start()
+		},
+		"takeover": func() {
+			next := startLedgers(r.t, r.db, r.options())
+			testprogram.Pause(r.t, time.Duration(r.Int64N(int64(2*time.Second))))
+			r.relay.Kill()
+			r.relay = next
+		},
+		"frozen sender": func() {
+			r.freeze(int(r.db.Int(`SELECT coalesce(max(pid), 0) FROM pg_stat_activity WHERE backend_type = 'walsender' AND datname = current_database()`)), 3*time.Second)
+		},
+		"frozen relay": func() { r.freeze(r.relay.PID(), 6*time.Second) },
+		"dead pooler": func() {
+			if !r.pooler.isCut() {
+				r.pooler.cut()
+				time.AfterFunc(time.Duration(r.Int64N(int64(5*time.Second))), r.pooler.restore)
+			}
+		},
+		"sources": func() {
+			r.relay.Kill()
+			r.extra = !r.extra
+			r.db.Exec(`INSERT INTO extra (event_id, event_type, partition_key, payload) SELECT 'x' || nextval('soak.ids'), 'soak.extra', 'key-1', '{}'`)
+			r.Shuffle(len(r.names), func(i, j int) { r.names[i], r.names[j] = r.names[j], r.names[i] })
+			r.start()
+		},
+		"another name": r.rename,
+		"pause": func() {
+			name := r.some()
+			r.paused[name] = true
+			r.command("subscribers", "pause", name, "--why=trouble")
+		},
+		"open transaction": func() {
+			key, wait := "key-"+strconv.Itoa(1+r.IntN(20)), time.Duration(r.Int64N(int64(time.Second)))
+			go func() { // it has written before a repair begins, perhaps, and commits after it
+				_ = pgx.BeginFunc(context.Background(), r.db.Pool, func(tx pgx.Tx) error {
+					_, err := tx.Exec(context.Background(), insertTrouble, key, "soak.rare")
+					time.Sleep(wait)
+					return err
+				})
+			}()
+		},
+		"refused marks": func() {
+			wait := r.Float64()
+			go func() {
+				_, _ = r.db.Pool.Exec(context.Background(), `CREATE TRIGGER refuse BEFORE UPDATE ON outbox FOR EACH ROW EXECUTE FUNCTION soak.refuse()`)
+				_, _ = r.db.Pool.Exec(context.Background(), `SELECT pg_sleep($1)`, wait)
+				_, _ = r.db.Pool.Exec(context.Background(), `DROP TRIGGER IF EXISTS refuse ON outbox`)
+			}()
+		},
 		"forged position": func() {
 			r.db.Exec(`UPDATE walpost.subscribers SET secured_commit = 'FFFF/0' WHERE slot = $1 AND name = $2`, r.db.Name, r.some())
 			r.restart()
@@ -137,7 +208,41 @@ func (r *troubles) ways() map[string]func() {
 func (r *troubles) allWell() {
 	for _, name := range r.names {
 		behave(r.db, name, "ok")
+		if r.paused[name] {
+			r.command("subscribers", "resume", name, "--why=trouble")
+			delete(r.paused, name)
+		}
 	}
+}
+
+// freeze stops a process for a while, as a machine does that hangs.
+func (r *troubles) freeze(pid int, most time.Duration) {
+	if pid == 0 || syscall.Kill(pid, syscall.SIGSTOP) != nil {
+		return
+	}
+	time.AfterFunc(time.Duration(r.Int64N(int64(most))), func() { _ = syscall.Kill(pid, syscall.SIGCONT) })
+}
+
+// rename gives a subscriber another name, and its ledger, too.
+func (r *troubles) rename() {
+	before := r.some()
+	if before == "leaver" {
+		return
+	}
+	r.relay.Kill()
+	name := fmt.Sprintf("%s-%d", before, r.counts["another name"])
+	for _, table := range []string{"ledger", "control", "byhand"} {
+		r.db.Exec(`UPDATE soak.`+table+` SET subscriber = $2 WHERE subscriber = $1`, before, name)
+	}
+	for _, names := range [][]string{r.names, r.joined} {
+		if i := slices.Index(names, before); i >= 0 {
+			names[i] = name
+		}
+	}
+	r.former[name], r.paused[name] = before, r.paused[before]
+	delete(r.former, before)
+	r.start()
+	r.relay.AwaitStreaming() // else the next name would be that of one that the slot does not know
 }
 
 func (r *troubles) lastByHand() string {
@@ -158,18 +263,20 @@ func (r *troubles) dead(name, what string, discarded bool) {
 // truncate empties the outbox and lets its ids begin again, once each row was had by each subscriber or is owed to it:
 // else it would be the person who truncates that loses the event.
 func (r *troubles) truncate() {
+	r.quiet.Store(true) // in safe mode a busy machine would never catch up
+	defer r.quiet.Store(false)
 	r.allWell()
 	var names, kinds []string
 	var lasts []int64 // seq of the last event that is for them
-	for _, name := range []string{"one", "two", "leaver"} {
-		last, ok := r.left[name]
-		if !ok {
-			last = math.MaxInt64
+	for _, name := range r.names {
+		kind := "%"
+		if slices.Contains(r.joined, name) {
+			kind = "soak.rare"
 		}
-		names, lasts, kinds = append(names, name), append(lasts, last), append(kinds, "%")
+		names, lasts, kinds = append(names, name), append(lasts, math.MaxInt64), append(kinds, kind)
 	}
-	for _, name := range r.joined {
-		names, lasts, kinds = append(names, name), append(lasts, math.MaxInt64), append(kinds, "soak.rare")
+	for name, last := range r.left {
+		names, lasts, kinds = append(names, name), append(lasts, last), append(kinds, "%")
 	}
 	testprogram.Within(r.t, 2*time.Minute, "the outbox to be had by all", func() bool {
 		tx, err := r.db.Pool.Begin(r.t.Context())
@@ -212,7 +319,8 @@ func TestSoak_roundsOfRandomTroubleLoseNothing(t *testing.T) {
 	}
 	t.Logf("seed %d: WALPOST_SEED repeats the choices", seed)
 	db := ownServer(t)
-	r := &troubles{Rand: rand.New(rand.NewPCG(seed, 1)), t: t, db: db, names: []string{"one", "two", "leaver"},
+	r := &troubles{Rand: rand.New(rand.NewPCG(seed, 1)), t: t, db: db, pooler: newWire(t, db), names: []string{"one", "two", "leaver"},
+		former: make(map[string]string), paused: make(map[string]bool),
 		left: make(map[string]int64), counts: make(map[string]int)}
 	db.Exec(strings.ReplaceAll(ledgerTables, "UNLOGGED", ""))
 	db.Exec(troubleTables)
@@ -232,6 +340,9 @@ func TestSoak_roundsOfRandomTroubleLoseNothing(t *testing.T) {
 	stop := until(func(ctx context.Context) {
 		random := rand.New(rand.NewPCG(seed, 2))
 		every(ctx, 10*time.Millisecond, func() {
+			if r.quiet.Load() {
+				return
+			}
 			kind := []string{"soak.written", "soak.rare"}[random.IntN(5)/4]
 			if _, err := db.Pool.Exec(ctx, insertTrouble, "key-"+strconv.Itoa(1+random.IntN(20)), kind); err == nil {
 				written.Add(1)
@@ -256,6 +367,7 @@ func TestSoak_roundsOfRandomTroubleLoseNothing(t *testing.T) {
 	}
 	stop()
 	r.allWell()
+	db.Exec(`DROP TRIGGER IF EXISTS refuse ON outbox`)
 	for _, name := range append(slices.Clone(r.names), "leaver") {
 		testprogram.Within(t, 2*time.Minute, "no dead letter of "+name+" to be left", func() bool {
 			r.dead(name, "redrive", false)
