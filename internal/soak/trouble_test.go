@@ -329,7 +329,9 @@ func TestSoak_roundsOfRandomTroubleLoseNothing(t *testing.T) {
 	}
 	binary := testprogram.Binary(t)
 	r.command = func(args ...string) string {
-		command := exec.CommandContext(t.Context(), binary, append(args, "--slot="+db.Name)...)
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // a replay goes on without who follows it
+		defer cancel()
+		command := exec.CommandContext(ctx, binary, append(args, "--slot="+db.Name)...)
 		command.Env = append(os.Environ(), "WALPOST_DATABASE_URL="+db.DSN)
 		out, _ := command.CombinedOutput() // that nothing is found is an answer, too
 		return string(out)
