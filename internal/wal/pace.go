@@ -48,20 +48,19 @@ func (t *traffic) longestWait() time.Duration {
 
 const (
 	// firstWait is where pace begins, leastWait where it rather does not wait at all: a sleep is hardly finer.
-	firstWait = 400 * time.Microsecond
+	firstWait = 250 * time.Microsecond
 	leastWait = 60 * time.Microsecond
 	// runReads and runSpan are how many reads in a row follow the same wait. The first of them is not counted: it brings
 	// what the other wait has left, and pays for a server that this has put to sleep.
 	runReads = 4
 	runSpan  = 2 * time.Millisecond
-	// roundReads and roundSpan are how much is compared, of each of the two waits.
-	roundReads = 6
-	roundSpan  = 5 * time.Millisecond
-	// lossy is the part of what the shorter wait brings in a second that the longer one may lack, and lossless the part
-	// up to which nothing is lost.
-	lossy, lossless = 0.08, 0.03
-	// unpacedRounds is how many rounds go without a wait, when even the least one is too long, until it is tried again.
-	unpacedRounds = 20
+	// lossy is the part of what the shorter wait brings in a second that the longer one may lack.
+	lossy = 0.05
+	// enoughVotes is by how many comparisons more one side must have won. A server's pace varies by half within
+	// milliseconds, so that a single comparison says little.
+	enoughVotes = 4
+	// unpacedVotes is the same, of those that go without a wait when even the least one is too long.
+	unpacedVotes = 100
 )
 
 // pace finds out how long the reader may wait before a read. Waiting saves work and costs nothing, as long as the server
@@ -73,32 +72,24 @@ const (
 // still, and both get longer; if it brings less, they get shorter. A reader that cannot keep up brings less with any
 // wait, and ends up with none.
 type pace struct {
-	wait     time.Duration // the longer one
-	bare     bool          // the shorter one is none: half of it takes as long, because sleeps are coarse or reads slow
-	long     bool          // it is its turn
-	run      tally         // of its turn
-	shorter  tally
-	longer   tally
-	overfull bool // the largest buffer was not enough for what a wait had gathered
-	unpaced  int  // rounds without a wait that are left
+	wait            time.Duration // the longer one
+	long            bool          // it is its turn
+	shorter, longer tally         // the last run of each
+	votes           int           // comparisons that the longer one has won more often than lost
+	coarse          bool          // half the wait has taken as long, because sleeps are coarse: so the shorter one is none
+	overfull        bool          // the largest buffer was not enough for what the longer one has gathered
+	unpaced         int           // comparisons without a wait that are left
 }
 
-// tally is what the reads after one of the waits have brought in a round.
+// tally is what the reads of a run have brought, how long that took, and how long of that they waited. The first read
+// counts only as one.
 type tally struct {
-	reads int
-	bytes int
-	took  time.Duration
-}
-
-func (t *tally) add(bytes int, took time.Duration) {
-	t.reads, t.bytes, t.took = t.reads+1, t.bytes+bytes, t.took+took
+	reads       int
+	bytes       int
+	took, slept time.Duration
 }
 
 func (t tally) perSecond() float64 { return float64(t.bytes) / max(t.took, time.Microsecond).Seconds() }
-
-func (t tally) perRead() time.Duration { return t.took / time.Duration(t.reads) }
-
-func (t tally) enough() bool { return t.reads >= roundReads && t.took >= roundSpan }
 
 // next returns how long to wait before the next read, longest at most.
 func (p *pace) next(longest time.Duration) time.Duration {
@@ -114,45 +105,57 @@ func (p *pace) next(longest time.Duration) time.Duration {
 		return 0
 	case p.long:
 		return p.wait
-	case p.bare || p.wait/2 < leastWait:
+	case p.coarse || p.wait/2 < leastWait:
 		return 0
 	}
 	return p.wait / 2
 }
 
-// note takes what came since the last read that left nothing behind, and how long ago that was. overfull says that not even
-// the largest buffer had room for it.
-func (p *pace) note(brought int, took time.Duration, overfull bool) {
-	p.overfull = p.overfull || overfull
-	p.run.add(brought, took)
-	switch {
-	case p.run.reads == 1:
-	case p.long:
-		p.longer.add(brought, took)
-	default:
-		p.shorter.add(brought, took)
+// note takes what came since the last read that left nothing behind: how much, in which time, and how much of that was a
+// wait. overfull says that not even the largest buffer had room for it.
+func (p *pace) note(brought int, took, slept time.Duration, overfull bool) {
+	run := &p.shorter
+	if p.long {
+		run = &p.longer
+		p.overfull = p.overfull || overfull
 	}
-	if p.run.reads >= runReads && p.run.took >= runSpan {
-		p.run, p.long = tally{}, !p.long
+	if run.reads++; run.reads > 1 {
+		run.bytes, run.took, run.slept = run.bytes+brought, run.took+took, run.slept+slept
 	}
-	if p.shorter.enough() && p.longer.enough() {
-		p.endRound()
+	if run.reads < runReads || run.took < runSpan {
+		return
 	}
+	if p.long {
+		p.compare()
+	}
+	p.long = !p.long
 }
 
-// endRound changes the waits by what the round has brought.
-func (p *pace) endRound() {
-	share := p.longer.perSecond() / max(p.shorter.perSecond(), 1)
+// compare takes a vote about the two waits, and changes them when the votes say so.
+func (p *pace) compare() {
+	won := p.longer.perSecond() >= p.shorter.perSecond()*(1-lossy) && !p.overfull
+	sleepsAlike := p.wait/2 >= leastWait && p.shorter.slept*time.Duration(p.longer.reads) > p.longer.slept*time.Duration(p.shorter.reads)*3/4
+	p.shorter, p.longer, p.overfull = tally{}, tally{}, false
 	switch {
 	case p.unpaced > 0:
 		p.unpaced--
-	case p.overfull || share < 1-lossy:
-		if p.wait /= 2; p.wait < leastWait {
-			p.wait, p.unpaced = leastWait, unpacedRounds
-		}
-	case share > 1-lossless:
-		p.wait += p.wait / 2
+		return
+	case sleepsAlike && !p.coarse:
+		p.coarse = true // this comparison says nothing
+		return
+	case won:
+		p.votes++
+	default:
+		p.votes--
 	}
-	p.bare = p.shorter.perRead() > p.longer.perRead()*4/5 || p.bare && p.wait < backlogWait
-	p.shorter, p.longer, p.overfull = tally{}, tally{}, false
+	switch p.votes {
+	case enoughVotes:
+		p.wait = min(p.wait+p.wait/2, backlogWait)
+		p.votes, p.coarse = 0, false
+	case -enoughVotes:
+		if p.wait /= 2; p.wait < leastWait {
+			p.wait, p.unpaced = leastWait, unpacedVotes
+		}
+		p.votes, p.coarse = 0, false
+	}
 }

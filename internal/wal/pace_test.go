@@ -1,6 +1,7 @@
 package wal
 
 import (
+	"math/rand/v2"
 	"testing"
 	"time"
 )
@@ -17,19 +18,22 @@ type server struct {
 	each    float64       // seconds of the reader, for each byte
 	awake   time.Duration // until a server that stood still, because the socket was full, writes again
 	coarse  time.Duration // what a sleep lasts at least
+	noisy   bool          // it writes in bursts: for some milliseconds twice as fast, or a third as fast
 	changes float64       // factor by which the server becomes faster after half of the time
 }
 
 // rule says how long to wait before the next read: what the last one brought, whether it filled the buffer, and how long
-// ago the one before was.
-type rule func(brought int, full bool, took time.Duration) time.Duration
+// ago the one before was, with how much of that was a wait.
+type rule func(brought int, full bool, took, slept time.Duration) time.Duration
 
 // run lets the reader read for ten seconds, waiting as the rule says, and returns the bytes and reads in a second of the
 // last third of it.
 func (s server) run(wait rule) (rate, reads float64) {
 	const span = 10.0
 	var now, filled, last, bytes, asleep float64
-	speed := s.rate
+	var slept time.Duration
+	random := rand.New(rand.NewPCG(1, 2))
+	speed, until := s.rate, 0.0
 	pass := func(seconds float64) {
 		now += seconds
 		stands := min(asleep, seconds)
@@ -39,6 +43,9 @@ func (s server) run(wait rule) (rate, reads float64) {
 	for now < span {
 		if s.changes != 0 && now > span/2 {
 			speed = s.rate * s.changes
+		}
+		if s.noisy && now > until {
+			speed, until = s.rate*(0.3+1.4*random.Float64()), now+0.004*random.Float64()
 		}
 		if filled < 1 {
 			pass(asleep + 1/speed)
@@ -55,8 +62,10 @@ func (s server) run(wait rule) (rate, reads float64) {
 			reads++
 		}
 		pass(s.cost.Seconds() + brought*s.each)
-		if rest := wait(int(brought), int(brought) == s.buffer, time.Duration(took*1e9)); rest > 0 {
-			pass(max(rest, s.coarse).Seconds())
+		slept = wait(int(brought), int(brought) == s.buffer, time.Duration(took*1e9), slept)
+		if slept > 0 {
+			slept = max(slept, s.coarse)
+			pass(slept.Seconds())
 		}
 	}
 	return bytes / (span / 3), reads / (span / 3)
@@ -67,25 +76,25 @@ var rules = map[string]func() rule{
 	"pace": func() rule {
 		p := &pace{}
 		var sum int
-		var since time.Duration
-		return func(brought int, full bool, took time.Duration) time.Duration {
-			sum, since = sum+brought, since+took
+		var since, waited time.Duration
+		return func(brought int, full bool, took, slept time.Duration) time.Duration {
+			sum, since, waited = sum+brought, since+took, waited+slept
 			if full && brought < maxBuffer {
 				return 0 // as the stream does
 			}
-			p.note(sum, since, full)
-			sum, since = 0, 0
+			p.note(sum, since, waited, full)
+			sum, since, waited = 0, 0, 0
 			return p.next(backlogWait)
 		}
 	},
 	"a fixed wait": func() rule {
-		return func(int, bool, time.Duration) time.Duration { return backlogWait }
+		return func(int, bool, time.Duration, time.Duration) time.Duration { return backlogWait }
 	},
 	"no wait": func() rule {
-		return func(int, bool, time.Duration) time.Duration { return 0 }
+		return func(int, bool, time.Duration, time.Duration) time.Duration { return 0 }
 	},
 	"a fixed wait, but none after a full buffer": func() rule {
-		return func(_ int, full bool, _ time.Duration) time.Duration {
+		return func(_ int, full bool, _, _ time.Duration) time.Duration {
 			if full {
 				return 0
 			}
@@ -122,6 +131,8 @@ func TestPace_takesWhatTheServerCanWriteWithFewReads(t *testing.T) {
 		"a Unix socket, and a slow reader":   {with(unixSocket, func(s *server) { s.each = 40e-9 }), 0.9, 4500},
 		"a Unix socket that becomes faster":  {with(unixSocket, func(s *server) { s.changes = 3 }), 0.85, 0},
 		"a Unix socket, and coarse sleep":    {with(unixSocket, func(s *server) { s.coarse = 1100 * time.Microsecond }), 0.85, 0},
+		"small messages over TCP, in bursts": {with(smallOverTCP, func(s *server) { s.noisy = true }), 0.95, 1200},
+		"a Unix socket, in bursts":           {with(unixSocket, func(s *server) { s.noisy = true }), 0.85, 9000},
 		"TLS, a record for each small read":  {server{rate: 40 * mib, socket: 4 * mib, buffer: 256 * kib, cost: 5 * time.Microsecond, each: 8e-9}, 0.97, 800},
 		"a reader slower than small records": {server{rate: 40 * mib, socket: 4 * mib, buffer: 256 * kib, cost: 5 * time.Microsecond, each: 30e-9}, 0.9, 0},
 	} {
@@ -157,8 +168,8 @@ func TestPace_otherRulesAreWrong(t *testing.T) {
 func TestPace_waitsNoLongerThanIsAllowed(t *testing.T) {
 	p := &pace{}
 	for range 10_000 {
-		took := p.next(backlogWait) + 10*time.Microsecond
-		p.note(int(took), took, false)
+		wait := p.next(backlogWait)
+		p.note(int(wait+10*time.Microsecond), wait+10*time.Microsecond, wait, false)
 	}
 	if p.wait != backlogWait {
 		t.Errorf("a server that is never held up is waited for %v, want %v", p.wait, backlogWait)
@@ -170,7 +181,7 @@ func TestPace_waitsNoLongerThanIsAllowed(t *testing.T) {
 		if wait := p.next(busyWait); wait > busyWait {
 			t.Fatalf("it waits %v, longer than %v", wait, busyWait)
 		}
-		p.note(1000, time.Millisecond, false)
+		p.note(1000, time.Millisecond, busyWait, false)
 	}
 }
 

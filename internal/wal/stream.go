@@ -121,8 +121,9 @@ type stream struct {
 	readAt   time.Time // when the last read has ended, or waitForRoom; for this loop it is what time it is
 	traffic  traffic
 	pace     pace
-	gathered int       // bytes that came since emptied
-	emptied  time.Time // when a read has last left nothing behind, or the reading was held up; zero: that says nothing of the server
+	gathered int           // bytes that came since emptied
+	slept    time.Duration // of the time since then
+	emptied  time.Time     // when a read has last left nothing behind, or the reading was held up; zero: that says nothing of the server
 
 	sent             event.LSN // last position told
 	lastStatus       time.Time // when it was told
@@ -179,10 +180,12 @@ func (s *stream) gather() {
 	if wait == 0 {
 		return
 	}
+	begun := time.Now()
 	// Unseen: the runtime would be woken for each packet.
 	setLowWater(s.conn.socket.Conn, minBuffer)
 	sleep(wait)
 	setLowWater(s.conn.socket.Conn, 1)
+	s.slept = time.Since(begun)
 }
 
 // noteRead keeps the books of a read that brought n bytes, and perhaps had room for no more.
@@ -194,9 +197,9 @@ func (s *stream) noteRead(n int, full bool) {
 		return
 	}
 	if s.traffic.longestWait() > 0 && !s.emptied.IsZero() {
-		s.pace.note(s.gathered, s.readAt.Sub(s.emptied), overfull)
+		s.pace.note(s.gathered, s.readAt.Sub(s.emptied), s.slept, overfull)
 	}
-	s.gathered, s.emptied = 0, s.readAt
+	s.gathered, s.slept, s.emptied = 0, 0, s.readAt
 }
 
 // takeMessages handles every whole message that was read. While there is no room for one it reads nothing and keeps the
