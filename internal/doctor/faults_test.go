@@ -475,6 +475,8 @@ var sourceFaults = []fault{
 		seed: run("ALTER TABLE outbox DROP published_at")},
 	{name: "is not marked", check: "source-repair", level: doctor.Warning, says: "mark is off",
 		seed: func(h *harness) { h.options.Sources[0].Mark = false }, do: func(h *harness) { h.options.Sources[0].Mark = true }},
+	{name: "keeps no rows", check: "source-repair", level: doctor.Warning, says: "keeps no rows",
+		seed: func(h *harness) { h.options.Sources[0].Deleted = true }, do: func(h *harness) { h.options.Sources[0].Deleted = false }},
 	{name: "has no table", check: "source-repair", level: doctor.Warning, says: "logical messages are in no table",
 		seed: func(h *harness) { h.options.Sources = []*outbox.Source{{Name: "lessons", Messages: "lessons"}} },
 		do: func(h *harness) {
