@@ -560,8 +560,10 @@ var slotFaults = []fault{
 var walFaults = []fault{
 	{name: "has been promoted", check: "same-server", level: doctor.Problem, says: "timeline 2",
 		seed: then((*harness).relay, promoted), do: (*harness).relay},
-	{name: "is lost", check: "slot", level: doctor.Problem, says: "is lost",
+	{name: "is lost", check: "slot", level: doctor.Problem, says: "is lost: the server has removed WAL that it needed: it kept more than max_slot_wal_keep_size (wal_removed)",
 		seed: then((*harness).relay, lose), do: (*harness).relay},
+	{name: "is lost to its idleness", check: "slot", level: doctor.Problem, says: "is lost: no relay read it for as long as idle_replication_slot_timeout allows (idle_timeout)",
+		seed: then((*harness).relay, set("idle_replication_slot_timeout", "'1s'", false), awaitLost), do: (*harness).relay, from: 18},
 	{name: "is lost and was prepared by a person", check: "slot", level: doctor.Problem, says: "is lost: the server has removed WAL",
 		seed: then(run(makePublication), func(h *harness) { h.slot(h.db.Name, "pgoutput") }, (*harness).relay, lose), do: (*harness).relay},
 	{name: "is lost and no relay has read it", check: "slot", level: doctor.Warning, says: "walpost did not make it, and it is lost",
@@ -625,6 +627,10 @@ func burn(h *harness) {
 func lose(h *harness) {
 	set("max_slot_wal_keep_size", "'16MB'", false)(h)
 	h.wal(6)
+	awaitLost(h)
+}
+
+func awaitLost(h *harness) {
 	h.await("the slot is lost", func() bool {
 		h.db.Exec("CHECKPOINT")
 		return h.db.Text("SELECT wal_status FROM pg_replication_slots WHERE slot_name = $1", h.db.Name) == "lost"
