@@ -185,7 +185,7 @@ func planSlot(f Facts, difference Difference, plan *Plan) {
 	case server == nil:
 		becomes(Replace, all, "slot %q is gone", f.Name)
 	case server.Lost():
-		becomes(Replace, all, "slot %q is lost: the server has removed what it needed (%s)", f.Name, strings.TrimSpace(fmt.Sprintf("wal_status %q %s", server.WALStatus, server.Invalidation)))
+		becomes(Replace, all, "slot %q is lost: %s", f.Name, server.LostReason())
 	case plan.MakePublication:
 		becomes(Replace, all, "publication %q was gone, and slot %q brings nothing of one that is younger", f.Publication, f.Name)
 	case f.Unreadable != "":

@@ -63,7 +63,7 @@ func TestDiagnose_plansForEachTrouble(t *testing.T) {
 			"drop the slot; make the slot; record the rows that wait as debt; stream", "broke off"},
 		"a later creation broke off": {func(f *Facts) { f.Server, f.Record.State = nil, store.SlotCreating }, replace, "broke off"},
 		"the slot is missing":        {func(f *Facts) { f.Server = nil }, replace, "is gone"},
-		"the slot is lost":           {func(f *Facts) { f.Server.WALStatus = "lost" }, "drop the slot; " + replace, "has removed what it needed"},
+		"the slot is lost":           {func(f *Facts) { f.Server.WALStatus = "lost" }, "drop the slot; " + replace, "kept more than max_slot_wal_keep_size"},
 		"the slot is invalidated":    {func(f *Facts) { f.Server.Invalidation = "idle_timeout" }, "drop the slot; " + replace, "idle_timeout"},
 		"the publication is gone": {func(f *Facts) { f.Published = Published{Now: f.Published.Now} },
 			"make the publication; drop the slot; " + replace, "brings nothing of one that is younger"},
