@@ -48,7 +48,7 @@ var rooms = []room{
 	{"store", "advice event postgres"},
 
 	// Writing: one transaction makes the fact and the row.
-	{"outbox", "advice event postgres slab"},
+	{"outbox", "advice event postgres printable slab"},
 
 	// Relaying: from the bytes of the WAL to the handler of a subscriber, and back as a number.
 	{"pgoutput", "event"},
@@ -59,9 +59,9 @@ var rooms = []room{
 	{"envelope", "event"},
 	{"sink/file", "envelope subscriber"},
 	{"sink/webhook", "envelope event mask printable safefile subscriber"},
-	{"lane", "ack event slab subscriber"},
-	{"debt", "event lane outbox postgres store"},
-	{"replay", "debt event outbox postgres store"},
+	{"lane", "ack event printable slab subscriber"},
+	{"debt", "event lane outbox postgres printable store"},
+	{"replay", "debt event outbox postgres printable store"},
 	{"lease", "postgres store"},
 	{"dispatch", "ack event outbox pgoutput"},
 	{"slot", "advice event outbox postgres store wal"},

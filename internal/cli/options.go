@@ -173,22 +173,6 @@ func age(now, then time.Time) string {
 	return fmt.Sprintf("%dd", d/(24*time.Hour))
 }
 
-// plural is "1 delivery", "2 deliveries".
-func plural(n int64) string {
-	if n == 1 {
-		return "1 delivery"
-	}
-	return strconv.FormatInt(n, 10) + " deliveries"
-}
-
-// counted is "1 row", "2 rows".
-func counted(n int64, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	return strconv.FormatInt(n, 10) + " " + what + "s"
-}
-
 // tableOf are counts as rows for columns.
 func tableOf(counts []debt.Count) [][]string {
 	rows := [][]string{{"SUBSCRIBER", "STATE", "DELIVERIES"}}

@@ -12,6 +12,7 @@ import (
 	"github.com/backendstart/walpost/internal/admin"
 	"github.com/backendstart/walpost/internal/config"
 	"github.com/backendstart/walpost/internal/debt"
+	"github.com/backendstart/walpost/internal/printable"
 )
 
 // choiceOptions choose deliveries to be changed, by their events' ids or by what fits.
@@ -74,7 +75,7 @@ func (c owedRedrive) Run(r *run) error {
 			if !c.Yes {
 				columns(r.Stderr, tableOfDead(counts))
 			}
-			if err := c.ask(r, fmt.Sprintf("Send %s again?", plural(would.WouldRedrive))); err != nil {
+			if err := c.ask(r, fmt.Sprintf("Send %s again?", printable.Count(would.WouldRedrive, "delivery"))); err != nil {
 				return err
 			}
 			filter.Until = earlier(filter.Until, at) // what came since was not counted
@@ -88,7 +89,7 @@ func (c owedRedrive) Run(r *run) error {
 		} else {
 			printAnswers(r.Stdout, redriven.Events)
 			_, err = fmt.Fprintf(r.Stdout, "%s redriven%s. A relay that runs sends what waits within 2 seconds, else the next one does.\n",
-				plural(int64(redriven.Redriven)), left(redriven.Invalid, redriven.Gone))
+				printable.Count(redriven.Redriven, "delivery"), left(redriven.Invalid, redriven.Gone))
 		}
 		if err != nil {
 			return err
@@ -109,7 +110,7 @@ func (c owedRedrive) printWould(r *run, counts []debt.Redrivable, would admin.Wo
 		_, err = fmt.Fprintln(r.Stdout, "Nothing dead fits; nothing was changed.")
 	default:
 		columns(r.Stdout, tableOfDead(counts))
-		_, err = fmt.Fprintf(r.Stdout, "\n%s would be redriven%s. Nothing was changed.\n", plural(would.WouldRedrive), left(would.Invalid, would.Gone))
+		_, err = fmt.Fprintf(r.Stdout, "\n%s would be redriven%s. Nothing was changed.\n", printable.Count(would.WouldRedrive, "delivery"), left(would.Invalid, would.Gone))
 	}
 	return err
 }
@@ -161,7 +162,7 @@ func (c owedDiscard) Run(r *run) error {
 			return writeJSON(r.Stdout, map[string]any{"would_discard": fitting})
 		case c.DryRun && fitting > 0:
 			columns(r.Stdout, tableOf(counts))
-			_, err := fmt.Fprintf(r.Stdout, "\n%s would be discarded. Nothing was changed.\n", plural(fitting))
+			_, err := fmt.Fprintf(r.Stdout, "\n%s would be discarded. Nothing was changed.\n", printable.Count(fitting, "delivery"))
 			return err
 		case fitting == 0 && len(filter.Events) == 0 && c.JSON:
 			return writeJSON(r.Stdout, admin.Discarded{})
@@ -172,7 +173,7 @@ func (c owedDiscard) Run(r *run) error {
 			if !c.Yes {
 				columns(r.Stderr, tableOf(counts))
 			}
-			if err := c.ask(r, fmt.Sprintf("Discard %s for good?", plural(fitting))); err != nil {
+			if err := c.ask(r, fmt.Sprintf("Discard %s for good?", printable.Count(fitting, "delivery"))); err != nil {
 				return err
 			}
 		}
@@ -185,7 +186,7 @@ func (c owedDiscard) Run(r *run) error {
 			err = writeJSON(r.Stdout, discarded)
 		} else {
 			printAnswers(r.Stdout, discarded.Events)
-			_, err = fmt.Fprintf(r.Stdout, "%s discarded.\n", plural(int64(discarded.Discarded)))
+			_, err = fmt.Fprintf(r.Stdout, "%s discarded.\n", printable.Count(discarded.Discarded, "delivery"))
 		}
 		if err != nil {
 			return err

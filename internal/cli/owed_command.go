@@ -14,6 +14,7 @@ import (
 	"github.com/backendstart/walpost/internal/config"
 	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/lane"
+	"github.com/backendstart/walpost/internal/printable"
 )
 
 // owedCommand is also `walpost deadletters`, where the state is dead.
@@ -243,7 +244,7 @@ func (c owedAdd) Run(r *run) error {
 		if c.JSON {
 			err = writeJSON(r.Stdout, added)
 		} else {
-			_, err = fmt.Fprintf(r.Stdout, "%s now %s for %s. What is owed already is as it was.\n", plural(int64(added.Deliveries)), state, plain(c.Subscriber, 64))
+			_, err = fmt.Fprintf(r.Stdout, "%s now %s for %s. What is owed already is as it was.\n", printable.Count(added.Deliveries, "delivery"), state, plain(c.Subscriber, 64))
 		}
 		if err == nil && len(added.Missing) > 0 {
 			err = fmt.Errorf("no outbox table has %d of the events: %s", len(added.Missing), plain(strings.Join(added.Missing, " "), 1000))

@@ -176,7 +176,7 @@ func printEstimate(w io.Writer, request replay.Request, estimate replay.Estimate
 	if request.Rate > 0 {
 		pace = fmt.Sprintf("at most %d a second, %s or more", request.Rate, time.Duration(estimate.Sent/int64(request.Rate)+1)*time.Second)
 	}
-	fmt.Fprintf(w, "%s to %s, %s.\n", plural(estimate.Sent), plain(request.Subscriber, 64), pace)
+	fmt.Fprintf(w, "%s to %s, %s.\n", printable.Count(estimate.Sent, "delivery"), plain(request.Subscriber, 64), pace)
 	switch {
 	case inbox > 0 && request.Again:
 		fmt.Fprintf(w, "Effects of %d of them are recorded in its inbox and happen once more.\n", inbox)
@@ -310,8 +310,8 @@ func (c replayCancel) Run(r *run) error {
 		if c.JSON {
 			return writeJSON(r.Stdout, cancelled)
 		}
-		_, err = fmt.Fprintf(r.Stdout, "Replay %d to %s is cancelled; a running relay stops within 2 seconds. It had seen %d of %d rows.\n",
-			cancelled.ID, plain(cancelled.Subscriber, 64), cancelled.Seen(), cancelled.Estimated)
+		_, err = fmt.Fprintf(r.Stdout, "Replay %d to %s is cancelled; a running relay stops within 2 seconds. It had seen %d of %s.\n",
+			cancelled.ID, plain(cancelled.Subscriber, 64), cancelled.Seen(), printable.Count(cancelled.Estimated, "row"))
 		return err
 	})
 }

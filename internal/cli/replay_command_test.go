@@ -97,7 +97,7 @@ func TestReplay_ofARunningRelay(t *testing.T) {
 	d.replay("rec --key k-e1 --yes", exitFine, "No relay reads slot "+d.Name, "begins when one does", "is recorded")
 	d.says("replay list", "waiting", "--key k-e1", "done", who())
 	last := d.Int(`SELECT max(id) FROM walpost.replays`)
-	d.replay(fmt.Sprintf("cancel %d", last), exitFine, "is cancelled", "0 of 1 rows")
+	d.replay(fmt.Sprintf("cancel %d", last), exitFine, "is cancelled", "0 of 1 row.")
 	if got := d.Int(`SELECT count(*) FROM walpost.audit WHERE action IN ('replay', 'cancel replay') AND why = 'its database was restored'`); got != 6 {
 		t.Errorf("%d notes in the audit, want 6", got)
 	}

@@ -120,7 +120,7 @@ const slowAfter = 5 * time.Second
 // printProgress tells what a running relay has in memory: events that it has had for less than stall_after
 // are in no table.
 func printProgress(w io.Writer, now time.Time, p relay.Progress) {
-	fmt.Fprintf(w, "\nThe relay is %s and has %s.\n", p.State, counted(int64(p.OpenEvents), "open event"))
+	fmt.Fprintf(w, "\nThe relay is %s and has %s.\n", p.State, printable.Count(p.OpenEvents, "open event"))
 	var rows [][]string
 	for _, s := range p.Subscribers {
 		var state []string
@@ -129,8 +129,8 @@ func printProgress(w io.Writer, now time.Time, p relay.Progress) {
 			what string
 		}{
 			{s.Away, "away"}, {s.Paused, "paused"}, {s.InDebt, "in debt"},
-			{s.KeysInDebt > 0, counted(int64(s.KeysInDebt), "key") + " in debt"},
-			{len(s.Overdue) > 0, counted(int64(len(s.Overdue)), "call") + " overdue"},
+			{s.KeysInDebt > 0, printable.Count(s.KeysInDebt, "key") + " in debt"},
+			{len(s.Overdue) > 0, printable.Count(len(s.Overdue), "call") + " overdue"},
 		} {
 			if is.so {
 				state = append(state, is.what)
@@ -164,7 +164,7 @@ func printRouting(w io.Writer, p relay.Progress) {
 		lines = append(lines, fmt.Sprintf("No subscriber takes events of type %q of source %s: they count as published.", plain(t.Type, 100), plain(t.Source, 64)))
 	}
 	if more := len(p.UntakenTypes) - shownTypes; more > 0 {
-		lines = append(lines, "No subscriber takes "+counted(int64(more), "further type")+".")
+		lines = append(lines, "No subscriber takes "+printable.Count(more, "further type")+".")
 	}
 	for _, s := range p.Subscribers {
 		for _, pattern := range s.IdlePatterns {
@@ -256,7 +256,7 @@ func printSubscribers(w io.Writer, s admin.Status) {
 		if dead == 1 {
 			verb = "waits"
 		}
-		fmt.Fprintf(w, "\n%s %s for a person: walpost deadletters list\n", plural(dead), verb)
+		fmt.Fprintf(w, "\n%s %s for a person: walpost deadletters list\n", printable.Count(dead, "delivery"), verb)
 	case waiting == 0:
 		fmt.Fprintln(w, "\nNothing is owed.")
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/backendstart/walpost/internal/admin"
 	"github.com/backendstart/walpost/internal/config"
 	"github.com/backendstart/walpost/internal/debt"
+	"github.com/backendstart/walpost/internal/printable"
 )
 
 type subscribersCommand struct {
@@ -116,10 +117,10 @@ func (c subscribersForget) Run(r *run) error {
 		case c.DryRun && c.JSON:
 			return writeJSON(r.Stdout, map[string]any{"subscriber": c.Name, "would_discard": owed})
 		case c.DryRun:
-			_, err := fmt.Fprintf(r.Stdout, "Forgetting %s would discard %s; its positions and its inbox would go. Nothing was changed.\n", plain(c.Name, 64), plural(owed))
+			_, err := fmt.Fprintf(r.Stdout, "Forgetting %s would discard %s; its positions and its inbox would go. Nothing was changed.\n", plain(c.Name, 64), printable.Count(owed, "delivery"))
 			return err
 		}
-		if err := c.ask(r, fmt.Sprintf("Forget %s, with %s that it is owed?", plain(c.Name, 64), plural(owed))); err != nil {
+		if err := c.ask(r, fmt.Sprintf("Forget %s, with %s that it is owed?", plain(c.Name, 64), printable.Count(owed, "delivery"))); err != nil {
 			return err
 		}
 		if err := service.Forget(r.ctx, c.Name, who(), c.Why); err != nil {
@@ -128,7 +129,7 @@ func (c subscribersForget) Run(r *run) error {
 		if c.JSON {
 			return writeJSON(r.Stdout, map[string]any{"subscriber": c.Name, "discarded": owed})
 		}
-		_, err = fmt.Fprintf(r.Stdout, "%s is forgotten; %s discarded.\n", plain(c.Name, 64), plural(owed))
+		_, err = fmt.Fprintf(r.Stdout, "%s is forgotten; %s discarded.\n", plain(c.Name, 64), printable.Count(owed, "delivery"))
 		return err
 	})
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/backendstart/walpost/internal/lane"
+	"github.com/backendstart/walpost/internal/printable"
 )
 
 // Outcome is what came of a change to deliveries.
@@ -87,7 +88,7 @@ func (s *Store) answers(ctx context.Context, c change, changed []deliveryKey) ([
 		AND ($3 IN ('', o.subscriber)) AND ($4 IN ('', o.source)) AND ($5 IN ('', o.occurrence))`
 	rows, err := s.pool.Query(ctx, sql, s.slot, c.filter.Events, c.filter.Subscriber, c.filter.Source, c.filter.Occurrence)
 	if err != nil {
-		return nil, fmt.Errorf("look up what became of %d events: %w", len(c.filter.Events), err)
+		return nil, fmt.Errorf("look up what became of %s: %w", printable.Count(len(c.filter.Events), "event"), err)
 	}
 	var (
 		at                deliveryKey
@@ -114,7 +115,7 @@ func (s *Store) answers(ctx context.Context, c change, changed []deliveryKey) ([
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("look up what became of %d events: %w", len(c.filter.Events), err)
+		return nil, fmt.Errorf("look up what became of %s: %w", printable.Count(len(c.filter.Events), "event"), err)
 	}
 	var answers []Answer
 	for _, id := range c.filter.Events {

@@ -11,6 +11,7 @@ import (
 	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/internal/printable"
 	"github.com/backendstart/walpost/internal/store"
 )
 
@@ -26,7 +27,7 @@ func (s *Store) MarkLater(ctx context.Context, tx pgx.Tx, events []lane.Owed) er
 			rows.add(&chunk[i])
 		}
 		if _, err := tx.Exec(ctx, recordUnmarked, append([]any{s.slot, forAll, lane.StatePaid}, rows.args()...)...); err != nil {
-			return fmt.Errorf("keep %d rows that are still to be marked: %w", len(chunk), err)
+			return fmt.Errorf("keep %s to be marked: %w", printable.Count(len(chunk), "row"), err)
 		}
 	}
 	return nil

@@ -10,6 +10,7 @@ import (
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/outbox"
+	"github.com/backendstart/walpost/internal/printable"
 	"github.com/backendstart/walpost/internal/store"
 )
 
@@ -35,7 +36,7 @@ func (s *Store) Paid(ctx context.Context, subscriber string, paid []lane.Paid, s
 		batch.Queue(removePassed, s.slot, subscriber, secured.Epoch, secured.Commit.String(), secured.Ordinal)
 		store.QueueRaiseSecured(&batch, s.slot, subscriber, secured)
 		if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
-			return fmt.Errorf("record %d deliveries to %q as paid: %w", len(paid), subscriber, err)
+			return fmt.Errorf("record %s to %q as paid: %w", printable.Count(len(paid), "delivery"), subscriber, err)
 		}
 		return nil
 	})

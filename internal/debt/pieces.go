@@ -8,6 +8,7 @@ import (
 
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/lane"
+	"github.com/backendstart/walpost/internal/printable"
 	"github.com/backendstart/walpost/internal/store"
 )
 
@@ -19,7 +20,7 @@ func (f Filter) Narrow() error {
 	case len(facts) == 0:
 		return Refused("the filter chooses everything: name a subscriber, a source, a type, a key, an event, a time or an error")
 	case len(f.Events) > maxRows:
-		return Refused(fmt.Sprintf("%d events are too many at once: name at most %d", len(f.Events), maxRows))
+		return Refused(fmt.Sprintf("%s too many at once: name at most %d", printable.Count(len(f.Events), "event", "is"), maxRows))
 	case f.State != "" && f.State != lane.StateWaiting && f.State != lane.StateDead:
 		return Refused(fmt.Sprintf("state %q: it must be %s or %s; what is paid was delivered or discarded already", f.State, lane.StateWaiting, lane.StateDead))
 	}

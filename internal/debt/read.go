@@ -12,6 +12,7 @@ import (
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/outbox"
+	"github.com/backendstart/walpost/internal/printable"
 	"github.com/backendstart/walpost/internal/store"
 )
 
@@ -151,7 +152,7 @@ func (s *Store) Known(ctx context.Context, subscriber string, events []*event.Ev
 			WHERE slot = $1 AND event_id = a.event_id AND source = a.source AND occurrence = a.occurrence AND subscriber = $2 LIMIT 1) o`,
 		s.slot, subscriber, sources, ids, occurrences)
 	if err != nil {
-		return nil, fmt.Errorf("look up %d events owed to %q: %w", len(events), subscriber, err)
+		return nil, fmt.Errorf("look up %s owed to %q: %w", printable.Count(len(events), "event"), subscriber, err)
 	}
 	var n int
 	var recorded lane.Recorded
@@ -160,7 +161,7 @@ func (s *Store) Known(ctx context.Context, subscriber string, events []*event.Ev
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("look up %d events owed to %q: %w", len(events), subscriber, err)
+		return nil, fmt.Errorf("look up %s owed to %q: %w", printable.Count(len(events), "event"), subscriber, err)
 	}
 	return known, nil
 }
@@ -218,7 +219,7 @@ func (s *Store) Commits(ctx context.Context, tx pgx.Tx, epoch int32, events []*e
 			AND epoch = $2 ORDER BY made_up, bound LIMIT 1) o`,
 		s.slot, epoch, sources, ids, occurrences)
 	if err != nil {
-		return nil, fmt.Errorf("look up where %d events committed: %w", len(events), err)
+		return nil, fmt.Errorf("look up where %s committed: %w", printable.Count(len(events), "event"), err)
 	}
 	var n int
 	var commit string
@@ -229,7 +230,7 @@ func (s *Store) Commits(ctx context.Context, tx pgx.Tx, epoch int32, events []*e
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("look up where %d events committed: %w", len(events), err)
+		return nil, fmt.Errorf("look up where %s committed: %w", printable.Count(len(events), "event"), err)
 	}
 	return commits, nil
 }

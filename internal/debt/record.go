@@ -13,6 +13,7 @@ import (
 
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/lane"
+	"github.com/backendstart/walpost/internal/printable"
 	"github.com/backendstart/walpost/internal/store"
 )
 
@@ -112,7 +113,7 @@ func (s *Store) recordWaiting(ctx context.Context, tx pgx.Tx, subscriber string,
 			}
 			inserted, err := tx.Exec(ctx, write.sql, append([]any{s.slot, subscriber, lane.StateWaiting}, write.args...)...)
 			if err != nil {
-				return fmt.Errorf("record %d deliveries as owed to %q: %w", len(write.rows.ids), subscriber, err)
+				return fmt.Errorf("record %s as owed to %q: %w", printable.Count(len(write.rows.ids), "delivery"), subscriber, err)
 			}
 			there = there || int(inserted.RowsAffected()) < len(write.rows.ids)
 		}

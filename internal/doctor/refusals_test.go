@@ -70,7 +70,7 @@ var refusals = []refusal{
 		})},
 	{problem: `%s, and walpost did not make it, so it does not replace it`, check: "start",
 		seed: then(dropped, run("UPDATE walpost.slots SET ours = false"))},
-	{problem: `%s. What committed after %v may be missing from the stream; %d rows of the tables are unpublished`, check: "start",
+	{problem: `%s. What committed after %v may be missing from the stream; rows of the tables that are unpublished: %d`, check: "start",
 		seed: then(dropped, func(h *harness) { h.options.StopOnLoss = true })},
 	{problem: `%s. Rows of source %q are not marked when they are delivered, so no one knows which of them are missing after %v`, check: "start",
 		seed: then(func(h *harness) { h.options.Sources[0].Mark = false }, dropped)},

@@ -304,8 +304,8 @@ func checkCatalogXmin(ctx context.Context, c *checker) ([]Finding, error) {
 		case !active:
 			fix = &Fix{Do: "start its reader, or drop the slot if no program needs it any more: the doctor cannot know"}
 		}
-		found = append(found, warning(fmt.Sprintf("slot %q keeps rows of the catalogue alive that died %d transactions ago", name, age),
-			fmt.Sprintf("dead rows cannot be removed meanwhile; at %d transactions vacuums are forced, and much later the server refuses writes", limit.number()), fix).about(name))
+		found = append(found, warning(fmt.Sprintf("slot %q keeps rows of the catalogue alive that died %s ago", name, printable.Count(age, "transaction")),
+			fmt.Sprintf("dead rows cannot be removed meanwhile; at an age of %d vacuums are forced, and much later the server refuses writes", limit.number()), fix).about(name))
 		return nil
 	})
 	return found, err

@@ -218,7 +218,7 @@ func checkTableBloat(ctx context.Context, c *checker) ([]Finding, error) {
 	var schema, name string
 	var dead, live int64
 	_, err = pgx.ForEachRow(rows, []any{&schema, &name, &dead, &live}, func() error {
-		found = append(found, warning(fmt.Sprintf("about %d dead rows and %d live ones", dead, live), "every read of the table passes over them; autovacuum is off, too slow, or held up by an old transaction or slot",
+		found = append(found, warning(fmt.Sprintf("dead rows: about %d, live ones: %d", dead, live), "every read of the table passes over them; autovacuum is off, too slow, or held up by an old transaction or slot",
 			&Fix{As: "the owner of " + schema + "." + name, SQL: []advice.Statement{advice.Vacuum(pgx.Identifier{schema, name})},
 				Do: "if they are not gone then, see the checks old-transaction and catalog-xmin"}).about(schema+"."+name))
 		return nil

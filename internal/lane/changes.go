@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/printable"
 )
 
 // refresh asks what people have changed, and how far the debt reaches back.
@@ -156,7 +157,7 @@ func (d *debtReader) lookUp(ctx context.Context, items []*item) (map[*item]Recor
 	l.mu.Unlock()
 	if len(added) > 0 {
 		if err := l.ower.Record(ctx, l.Name(), added); err != nil {
-			return nil, fmt.Errorf("record where %d added deliveries stand: %w", len(added), err)
+			return nil, fmt.Errorf("record where %s stand: %w", printable.Count(len(added), "added delivery"), err)
 		}
 		d.again = true // one may stand before the cursor now
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/backendstart/walpost/internal/ack"
 	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/printable"
 )
 
 const (
@@ -272,7 +273,7 @@ func (d *debtReader) recordHeld(ctx context.Context) error {
 	}
 	if len(owed) > 0 {
 		if err := l.ower.Record(ctx, l.Name(), owed); err != nil {
-			return fmt.Errorf("record %d deliveries as owed: %w", len(owed), err)
+			return fmt.Errorf("record %s as owed: %w", printable.Count(len(owed), "delivery"), err)
 		}
 		l.acks.Secure(deliveries)
 		d.waiting, d.unread = true, true
@@ -366,8 +367,8 @@ func (d *debtReader) recordOpen(deadline time.Time) error {
 		l.mu.Lock()
 		before := open
 		if open = len(s.held); recorded != nil && open > 0 {
-			err = errors.Join(err, fmt.Errorf("subscriber %q: %d open deliveries, the first of event %q, could not be recorded as owed and come again: %w",
-				l.Name(), open, s.held[0].ev.ID, recorded))
+			err = errors.Join(err, fmt.Errorf("subscriber %q: %s, the first of event %q, could not be recorded as owed and will come again: %w",
+				l.Name(), printable.Count(open, "open delivery"), s.held[0].ev.ID, recorded))
 		}
 		l.mu.Unlock()
 		if recorded != nil || open == before {

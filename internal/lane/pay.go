@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/printable"
 )
 
 // removePaid removes what was delivered from the debt, and notes what failed.
@@ -40,7 +41,7 @@ func (d *debtReader) removePaid(ctx context.Context) error {
 		return nil
 	}
 	if err := l.ower.Paid(ctx, l.Name(), list, l.acks.Secured(l.number)); err != nil {
-		return fmt.Errorf("remove %d paid deliveries: %w", len(list), err)
+		return fmt.Errorf("remove %s: %w", printable.Count(len(list), "paid delivery"), err)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -54,7 +54,7 @@ func (a *Analytics) HandleBatch(ctx context.Context, deliveries []subscriber.Del
 			column(lessons, func(l lesson) string { return l.LessonSlug }),
 			column(lessons, func(l lesson) time.Time { return l.OccurredAt }))
 		if err != nil {
-			return fmt.Errorf("write %d rows to analytics_events: %w", len(lessons), err)
+			return fmt.Errorf("write to analytics_events for a batch of %d: %w", len(lessons), err)
 		}
 		logHandled(ctx, a.log, "lesson recorded", lessons)
 	}

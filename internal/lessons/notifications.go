@@ -55,7 +55,7 @@ func (n *Notifications) HandleBatch(ctx context.Context, deliveries []subscriber
 	}
 	sent, err := n.sent(ctx, lessons)
 	if err != nil {
-		return fmt.Errorf("read notifications of %d events: %w", len(lessons), err)
+		return fmt.Errorf("read notifications for a batch of %d: %w", len(lessons), err)
 	}
 	stuck := make(map[string]bool) // keys
 	done := outgoing{pool: n.pool, log: n.log, written: time.Now()}
@@ -154,7 +154,7 @@ func (o *outgoing) write(ctx context.Context) error {
 		ON CONFLICT (event_id) DO UPDATE SET sent_at = excluded.sent_at WHERE n.sent_at IS NULL AND excluded.sent_at IS NOT NULL`,
 		column(all, idOf), column(all, userOf), column(all, textOf), len(o.sent))
 	if err != nil {
-		return fmt.Errorf("write %d rows to notifications: %w", len(all), err)
+		return fmt.Errorf("write to notifications for a batch of %d: %w", len(all), err)
 	}
 	logHandled(ctx, o.log, "learner notified", o.sent)
 	o.sent, o.unsent, o.written = nil, nil, time.Now()

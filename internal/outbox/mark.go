@@ -12,6 +12,7 @@ import (
 
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/internal/printable"
 )
 
 // maxMarked is the number of rows that one statement marks (as many locks are held at once).
@@ -123,7 +124,7 @@ func (t *Table) markAll(ctx context.Context, tx pgx.Tx, slot string, rows []Mark
 	for batch := range slices.Chunk(indexes, maxMarked) {
 		notFound, err := t.markBatch(ctx, tx, slot, rows, batch, owed, result)
 		if err != nil {
-			return nil, fmt.Errorf("mark %d rows of %s: %w", len(batch), t.Source.relation(), err)
+			return nil, fmt.Errorf("mark %s of %s: %w", printable.Count(len(batch), "row"), t.Source.relation(), err)
 		}
 		missing = append(missing, notFound...)
 	}

@@ -1,10 +1,16 @@
 package printable
 
-import "strconv"
+import (
+	"strconv"
+	"strings"
+)
 
-// Count is a number of things, with the verb where one is given: "1 event is", "2 events are".
-func Count(n int64, thing string, verb ...string) string {
-	text := strconv.FormatInt(n, 10) + " " + thing
+// Count is a number of things, with the verb where one is given: "1 event is", "2 events are", "3 deliveries".
+func Count[N int | int64](n N, thing string, verb ...string) string {
+	if stem, found := strings.CutSuffix(thing, "ry"); n != 1 && found {
+		thing = stem + "rie"
+	}
+	text := strconv.FormatInt(int64(n), 10) + " " + thing
 	if n != 1 {
 		text += "s"
 	}
@@ -18,4 +24,4 @@ func Count(n int64, thing string, verb ...string) string {
 }
 
 // plurals are the forms of the verbs that Count knows.
-var plurals = map[string]string{"is": "are", "has": "have", "was": "were"}
+var plurals = map[string]string{"is": "are", "has": "have", "was": "were", "waits": "wait"}

@@ -11,6 +11,7 @@ import (
 	"github.com/backendstart/walpost/internal/ack"
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/lane"
+	"github.com/backendstart/walpost/internal/printable"
 )
 
 const (
@@ -157,7 +158,7 @@ func (l *leaver) record(ctx context.Context) error {
 			}
 		}
 		if err := l.ower.Record(ctx, l.name, owed); err != nil {
-			return fmt.Errorf("record %d deliveries as owed to %q: %w", len(owed), l.name, err)
+			return fmt.Errorf("record %s as owed to %q: %w", printable.Count(len(owed), "delivery"), l.name, err)
 		}
 		l.mu.Lock()
 		if l.held = l.held[len(batch):]; len(l.held) == 0 {

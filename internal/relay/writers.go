@@ -8,6 +8,7 @@ import (
 
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/internal/printable"
 	"github.com/backendstart/walpost/internal/slot"
 )
 
@@ -39,8 +40,8 @@ func (b *base) awaitWriters(ctx context.Context, what string, writers []slot.Wri
 			return nil
 		}
 		waited := time.Since(begun).Round(time.Second)
-		b.condition.setAwaited(fmt.Sprintf("%s waits for %d running transactions to end that have written to a source's table, for %v now; the oldest is %s: end it if it is forgotten",
-			what, len(running), waited, running[0].Who))
+		b.condition.setAwaited(fmt.Sprintf("%s waits for the end of %s that wrote to a source's table, for %v now; the oldest is %s: end it if it is forgotten",
+			what, printable.Count(len(running), "transaction"), waited, running[0].Who))
 		if waited >= time.Second && time.Since(said) >= 30*time.Second {
 			said = time.Now()
 			b.Log.Info(what+" waits for running transactions to end", "since", begun, "number", len(running), "oldest", running[0].Who)

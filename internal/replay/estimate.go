@@ -11,6 +11,7 @@ import (
 	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/internal/printable"
 	"github.com/backendstart/walpost/internal/store"
 )
 
@@ -110,7 +111,7 @@ func (s *Store) estimateSource(ctx context.Context, tx pgx.Tx, table *outbox.Tab
 		whole.Notes = append(whole.Notes, fmt.Sprintf("Source %s has rows from %s on: %s.", part.Source, part.From.Format(time.RFC3339), kept))
 	}
 	if byTime && timeless > 0 {
-		whole.Notes = append(whole.Notes, fmt.Sprintf("Source %s has %d rows without a time, which no choice by time finds.", part.Source, timeless))
+		whole.Notes = append(whole.Notes, fmt.Sprintf("Source %s has %s without a time, which no choice by time finds.", part.Source, printable.Count(timeless, "row")))
 	}
 	return part, nil
 }

@@ -251,7 +251,7 @@ func mayRepair(f Facts, plan Plan) error {
 	}
 	if f.StopOnLoss {
 		return &wal.SetupError{
-			Problem: fmt.Sprintf("%s. What committed after %v may be missing from the stream; %d rows of the tables are unpublished", plan.Reason, f.Record.Confirmed, f.Unpublished),
+			Problem: fmt.Sprintf("%s. What committed after %v may be missing from the stream; rows of the tables that are unpublished: %d", plan.Reason, f.Record.Confirmed, f.Unpublished),
 			Fix:     "start walpost once with --on-lost-slot=repair (WALPOST_ON_LOST_SLOT): every unpublished row is recorded as owed and sent, some perhaps for the second time"}
 	}
 	for _, s := range f.Sources {

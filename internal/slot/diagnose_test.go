@@ -129,7 +129,7 @@ func TestDiagnose_refusesWhatAPersonHasToDecide(t *testing.T) {
 		want   string
 	}{
 		"a lost slot that is not ours":           {func(f *Facts) { f.Server, f.Record.Ours = nil, false }, "did not make it"},
-		"a repair, but a person wants to decide": {func(f *Facts) { f.Server, f.StopOnLoss, f.Unpublished = nil, true, 7 }, "7 rows of the tables are unpublished"},
+		"a repair, but a person wants to decide": {func(f *Facts) { f.Server, f.StopOnLoss, f.Unpublished = nil, true, 7 }, "rows of the tables that are unpublished: 7"},
 		"a doubt, but a person wants to decide":  {func(f *Facts) { f.Doubts, f.StopOnLoss = []Doubt{{"billing", "?"}}, true }, "--on-lost-slot=repair"},
 		"a lost slot without marks":              {func(f *Facts) { unmarked(f); f.Server = nil }, `source "lessons" are not marked`},
 		"a table without marks was taken off": {func(f *Facts) {

@@ -91,7 +91,7 @@ func parseKeys(body []byte) ([]publicKey, error) {
 		}
 	}
 	if len(keys) == 0 {
-		return nil, fmt.Errorf("of %d keys in the JSON Web Key Set none can verify a token", len(set.Keys))
+		return nil, fmt.Errorf("none of the keys (%d) in the JSON Web Key Set can verify a token", len(set.Keys))
 	}
 	return keys, nil
 }
