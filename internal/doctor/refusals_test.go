@@ -86,7 +86,7 @@ var refusedElsewhere = map[string]string{
 	`the role may not use replication`:                      "it has lost the right since it connected",
 }
 
-// S-200: a relay refuses to start, and the doctor says that nothing is wrong: whatever the relay refuses, a check finds.
+// S-210: a relay refuses to start, and the doctor says that nothing is wrong: whatever the relay refuses, a check finds.
 func TestDoctor_findsWhateverARelayRefusesToStartWith(t *testing.T) {
 	t.Parallel()
 	for _, r := range refusals {
