@@ -39,22 +39,22 @@ type benchCommand struct {
 	JSON        bool            `name:"json" help:"Print JSON, to be kept."`
 	Markdown    bool            `help:"Print the table as docs/performance.md has it."`
 	CPUProfile  string          `name:"cpuprofile" hidden:"" placeholder:"FOLDER" help:"Write profiles of CPU and allocations of each relay that drains."`
-	LogLevel    slog.Level      `type:"loglevel" default:"warn" placeholder:"LEVEL" help:"debug tells of each single measurement."`
+	LogLevel    slog.Level      `type:"loglevel" default:"warn" placeholder:"LEVEL" help:"debug shows each single measurement."`
 }
 
 // benchVars are what the tags of benchCommand refer to.
 func benchVars() kong.Vars { return kong.Vars{"cases": strings.Join(bench.Cases(), ",")} }
 
 func (benchCommand) Help() string {
-	return `Each case is a ratio within this run on this machine: walpost beside pg_recvlogical, a poller, a bare loop, in turns of rotating order, as the median with the least and the greatest. The bar and the aim stand beside it. What is not there to compare with is reported as not run.
-
-Takes about ten minutes and leaves nothing behind.
+	return `Examples:
 
   walpost bench
   walpost bench --quick
   walpost bench --case noop --shape 1 --events 100000 --turns 3
   walpost bench --case noop --transport tls,unix --payload 250,10k
-  walpost bench --json > bench.json`
+  walpost bench --json > bench.json
+
+Each result is a ratio within this run: the median of several turns, with the least and the greatest. Beside it stand the least ratio that is good enough, and the ratio to aim at. A case is reported as not run if its contestant is not installed. Takes about ten minutes and leaves nothing behind.`
 }
 
 // quick is what --quick makes of the sizes.

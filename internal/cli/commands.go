@@ -45,8 +45,8 @@ type commands struct {
 	Sources     sourcesCommand     `cmd:"" help:"Show what walpost finds in the outbox tables, and suggest a configuration."`
 	Status      statusCommand      `cmd:"" help:"Show where slot and subscribers stand, and what is owed."`
 	Subscribers subscribersCommand `cmd:"" help:"List, pause, resume or forget subscribers."`
-	Owed        owedCommand        `cmd:"" help:"See what subscribers are owed, give it up, or owe them more."`
-	Deadletters owedCommand        `cmd:"" help:"The same for what waits for a person: owed with --state=dead."`
+	Owed        owedCommand        `cmd:"" help:"List what subscribers are owed; retry (redrive), discard or add it."`
+	Deadletters owedCommand        `cmd:"" help:"List, retry (redrive) or discard dead letters: owed with --state=dead."`
 	Replay      replayCommand      `cmd:"" help:"Send a subscriber events again that the tables still have."`
 	Event       eventCommand       `cmd:"" help:"Show everything that is known of an event."`
 	Tail        tailCommand        `cmd:"" help:"Follow the attempts of the running relay."`
@@ -68,9 +68,14 @@ type apiCommand struct {
 }
 
 func (apiCommand) Help() string {
-	return "Needs the tables (walpost migrate) and a key for tokens: WALPOST_JWT_SECRET or WALPOST_JWKS_URL. " +
-		"On your own machine --auth=dev trusts the header X-User-ID instead. " +
-		"Next: walpost token --user 42, then PUT /api/progress/lessons/1/complete; /docs shows all routes."
+	return `Serves the API of the learning platform: who completes a lesson writes an event to the outbox.
+
+  walpost api
+  walpost api --auth=dev
+
+Needs the tables (walpost migrate) and a key for tokens: WALPOST_JWT_SECRET or WALPOST_JWKS_URL. On your own machine --auth=dev trusts the header X-User-ID instead.
+
+Next: walpost token --user 42, then PUT /api/progress/lessons/1/complete; /docs shows all routes.`
 }
 
 func (c apiCommand) Validate() error {
@@ -94,9 +99,14 @@ type relayCommand struct {
 }
 
 func (relayCommand) Help() string {
-	return "Makes publication and slot if they are not there, which needs wal_level=logical, the role attribute REPLICATION, " +
-		"CREATE on the database and ownership of the table. Start a second one elsewhere as a standby. " +
-		"Before: walpost doctor says what is missing. Next: walpost status, or GET /ready and /progress at the ops address, say how it stands, /metrics feeds Prometheus."
+	return `Examples:
+
+  walpost relay
+  walpost relay --config /etc/walpost.yaml --log-format json
+
+Makes publication and slot if they are not there. That needs wal_level=logical, the role attribute REPLICATION, CREATE on the database and ownership of the tables. Start a second relay elsewhere as a standby.
+
+Before: walpost doctor says what is missing. Next: walpost status, or GET /ready and /progress at the ops address; /metrics feeds Prometheus.`
 }
 
 func (c relayCommand) Validate() error {
@@ -123,13 +133,17 @@ type migrateCommand struct {
 	config.File
 	config.Log
 	config.Database
-	Lessons bool `help:"Make the tables of the learning platform too, although the configuration names its own source."`
+	Lessons bool `help:"Make the tables of the learning platform too, even where the configuration names a source or the database has other tables."`
 }
 
 func (migrateCommand) Help() string {
-	return "Makes the schema walpost, and without a source in walpost.yaml also the outbox and the tables of the learning platform; " +
-		"those it makes in a database with tables of others only with --lessons. " +
-		"Safe to repeat and to run in several places at once. The role needs CREATE on the database. Next: walpost relay."
+	return `Examples:
+
+  walpost migrate
+
+Makes the schema walpost, always. If walpost.yaml names no source, it makes the outbox and the tables of the learning platform too. In a database that has other tables it makes those of the learning platform only with --lessons. Safe to repeat, and to run in several places at once. The role needs CREATE on the database.
+
+Next: walpost relay`
 }
 
 func (c migrateCommand) Validate() error {
@@ -157,16 +171,20 @@ func (c migrateCommand) Run(r *run) error {
 
 type tokenCommand struct {
 	config.File
-	JWTSecret config.Secret `name:"jwt-secret" env:"WALPOST_JWT_SECRET" placeholder:"SECRET" help:"Secret that the API verifies tokens with."`
+	JWTSecret config.Secret `name:"jwt-secret" env:"WALPOST_JWT_SECRET" placeholder:"SECRET" help:"Secret with which the API verifies tokens."`
 	config.Claims
-	User int64           `required:"" placeholder:"ID" help:"User that the token is for."`
+	User int64           `required:"" placeholder:"ID" help:"User of the token."`
 	TTL  config.Duration `name:"ttl" type:"duration" default:"24h" placeholder:"DURATION" help:"How long the token is valid."`
 	JSON bool            `name:"json" help:"Print JSON."`
 }
 
 func (tokenCommand) Help() string {
-	return "Signs with WALPOST_JWT_SECRET, as the API verifies. Next: " +
-		`curl -H "Authorization: Bearer $(walpost token --user 42)" http://127.0.0.1:8080/api/progress`
+	return `Examples:
+
+  walpost token --user 42
+  curl -H "Authorization: Bearer $(walpost token --user 42)" http://127.0.0.1:8080/api/progress
+
+Signs with WALPOST_JWT_SECRET, the secret of the API.`
 }
 
 func (c tokenCommand) Run(r *run) error {
@@ -197,8 +215,12 @@ type configCommand struct {
 }
 
 func (configCommand) Help() string {
-	return "Reads flags, variables and walpost.yaml as the other commands do and reports every mistake at once (exit code 2). " +
-		"Nothing is connected to. What --show prints is a walpost.yaml to start from."
+	return `Examples:
+
+  walpost config
+  walpost config --show > walpost.yaml
+
+Reports every mistake at once and connects to nothing. --show prints a walpost.yaml to start from. Exit code 2: there is a mistake.`
 }
 
 func (c configCommand) Validate() error {

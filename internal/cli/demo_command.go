@@ -18,17 +18,22 @@ import (
 // demoCommand reads no file: it must work, and touch nothing, wherever it is typed.
 type demoCommand struct {
 	config.Ops
-	LogLevel  slog.Level `env:"WALPOST_LOG_LEVEL" type:"loglevel" default:"warn" placeholder:"LEVEL" help:"Least level that is logged: debug, info, warn or error."`
+	LogLevel  slog.Level `env:"WALPOST_LOG_LEVEL" type:"loglevel" default:"warn" placeholder:"LEVEL" help:"Log this level and above: debug, info, warn or error."`
 	APIListen string     `env:"WALPOST_API_LISTEN" type:"listen" default:"127.0.0.1:8080" placeholder:"ADDRESS" help:"Address of the API, on loopback; port 0 takes a free one."`
 	PgPort    int        `default:"0" placeholder:"PORT" help:"Port of the private Postgres; 0 takes a free one."`
-	Rate      float64    `default:"2" placeholder:"N" help:"Lessons that are completed per second."`
+	Rate      float64    `default:"2" placeholder:"N" help:"Lessons to complete per second."`
 	Traffic   bool       `default:"true" negatable:"" help:"Complete lessons all the time; --no-traffic leaves it to you."`
 }
 
 func (demoCommand) Help() string {
-	return "Needs Postgres server binaries on this machine, and nothing else: the server is private, lives in a temporary folder, " +
-		"and is removed when you press Ctrl-C. The API trusts the header X-User-ID. " +
-		"Next: type the curl line that is printed, and watch four subscribers react."
+	return `Examples:
+
+  walpost demo
+  walpost demo --no-traffic
+
+Needs Postgres server binaries on this machine, and nothing else. The server lives in a temporary folder and is removed when you press Ctrl-C. The API trusts the header X-User-ID.
+
+Next: type the curl line that is printed, and watch four subscribers react.`
 }
 
 func (c demoCommand) Validate() error {

@@ -14,18 +14,20 @@ import (
 type doctorCommand struct {
 	config.File
 	config.Relay
-	StandbyURL config.Secret `name:"standby" file:"standby_url" env:"WALPOST_STANDBY_URL" placeholder:"DSN" help:"Connection string of a standby: only there can be seen whether it has the slot."`
+	StandbyURL config.Secret `name:"standby" file:"standby_url" env:"WALPOST_STANDBY_URL" placeholder:"DSN" help:"Connection string of a standby. Only the standby shows whether it has the slot."`
 	JSON       bool          `name:"json" help:"Print JSON."`
 	Verbose    bool          `name:"verbose" short:"v" help:"List the checks that are fine as well."`
 }
 
 func (doctorCommand) Help() string {
-	return `Checks everything that must hold around the relay (settings, rights, publication, slot, standby, tables) and says what fixes each finding, as SQL wherever SQL can. It changes nothing, and works with the relay up or down. Give it the configuration and the role of the relay.
+	return `Examples:
 
   walpost doctor
   walpost doctor --json | jq -r '.findings[] | select(.level == "problem") | .fix.sql[]? + ";"'
 
-Exit code 0 is fine (warnings are allowed), 1 is problems. docs/doctor.md explains each check.`
+It looks at settings, rights, publication, slot, standby and tables. The fix is SQL wherever SQL can do it. It changes nothing, and works with the relay up or down. Give it the configuration and the role of the relay.
+
+Exit code 0: fine, perhaps with warnings. 1: problems. docs/doctor.md explains each check.`
 }
 
 // Validate is called by kong.

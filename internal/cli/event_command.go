@@ -23,10 +23,14 @@ type eventCommand struct {
 }
 
 func (eventCommand) Help() string {
-	return `Shows the outbox row, how far each subscriber is, what is owed with attempts and errors, and what people have changed. The running relay is asked for the last attempts that it remembers and for what it has in hand; without it the rest is shown all the same. Where the id came again (TRUNCATE … RESTART IDENTITY, a DELETE, a sequence that was set back), each event that had it is shown by its occurrence: the text of the time column, or a hash of type and payload. Exit code 1 when nothing knows the event.
+	return `Examples:
 
   walpost event 01M8KYWXP684RBZYHB26RMQSXQ
   walpost event 01M8KYWXP684RBZYHB26RMQSXQ --json | jq .deliveries
+
+It shows the outbox row, how far each subscriber is, what is owed with attempts and errors, and what people have changed. A running relay adds the last attempts that it remembers and what it has in hand. Where the id came again (TRUNCATE … RESTART IDENTITY, a DELETE, a sequence that was set back), each event that had it is shown by its occurrence: the text of the time column, or a hash of type and payload.
+
+Exit code 1: nothing knows the event.
 
 Next: walpost tail --event ID shows its next attempts`
 }

@@ -20,7 +20,7 @@ type choiceOptions struct {
 	adminOptions
 	filterOptions
 	changeOptions
-	Limit  int      `default:"0" placeholder:"N" help:"Deliveries that are changed at most; 0 is all that fit."`
+	Limit  int      `default:"0" placeholder:"N" help:"Change at most this many deliveries; 0 is all that fit."`
 	Events []string `arg:"" optional:"" name:"event" help:"Event ids, at most 1000."`
 }
 
@@ -47,14 +47,16 @@ func (c choiceOptions) choice(r *run) (debt.Filter, error) {
 type owedRedrive struct{ choiceOptions }
 
 func (owedRedrive) Help() string {
-	return `Dead deliveries wait again, and a relay sends them: the one that runs within 2 seconds, else the next. With after_dead_letter: block_key the order of the key is kept; else a redriven event comes after later ones of its key that were delivered meanwhile. Fix the cause first.
-
-Of events that are named by their ids it says what became of each; exit code 1 means that one of them is not going to be sent. Without ids it counts first and asks at a terminal; elsewhere --yes must say that it is meant. What is recorded after the count stays dead.
-
-An event that is no valid one cannot be sent where a copy of it is kept: insert it again and discard the dead one. One that was over max_event is read from its row and judged by the max_event of today.
+	return `Sends dead deliveries again: the running relay within 2 seconds, else the next one.
 
   walpost deadletters redrive 01M8KYWXP684RBZYHB26RMQSXQ --why "the receiver works again"
-  walpost deadletters redrive --subscriber analytics --error "timeout" --since 2h --why "fixed" --dry-run`
+  walpost deadletters redrive --subscriber analytics --error "timeout" --since 2h --why "fixed" --dry-run
+
+Fix the cause first. With after_dead_letter: block_key a key keeps its order. Else a redriven event comes after the later events of its key that were delivered meanwhile.
+
+With event ids it says what became of each. Exit code 1: one of them is not going to be sent. Without event ids it counts first and asks at a terminal; elsewhere give --yes. What is recorded after the count stays dead.
+
+If the event is invalid and only a copy of it is kept, it cannot be sent: insert it again and discard the dead one. If it was over max_event, raise max_event and restart the relay first: it is read from its row again.`
 }
 
 func (c owedRedrive) Run(r *run) error {
@@ -139,11 +141,13 @@ func left(invalid, gone int64) string {
 type owedDiscard struct{ choiceOptions }
 
 func (owedDiscard) Help() string {
-	return `The deliveries are never sent; a row of which nothing else is owed is marked as published. At least one event or filter beside --state must be given. It counts first and asks at a terminal; elsewhere --yes must say that it is meant. What is recorded after the count stays. A delivery that is in its handler at this moment may be made all the same. Of events that are named by their ids it says what became of each.
+	return `Examples:
 
   walpost deadletters discard 01M8KYWXP684RBZYHB26RMQSXQ --why "test data" --yes
   walpost deadletters discard --subscriber analytics --error "no such user" --why "users were deleted" --dry-run
-  walpost owed discard --subscriber analytics --key 42 --until 2026-01-31 --why "sent by hand" --yes`
+  walpost owed discard --subscriber analytics --key 42 --until 2026-01-31 --why "sent by hand" --yes
+
+The deliveries are never sent. Give at least one event or filter beside --state. It counts first and asks at a terminal; elsewhere give --yes. What is recorded after the count stays. If nothing else of a row is owed, the row is marked as published. A delivery that is being made at this moment may still arrive. With event ids it says what became of each.`
 }
 
 func (c owedDiscard) Run(r *run) error {

@@ -23,31 +23,33 @@ type owedCommand struct {
 	Show    owedShow    `cmd:"" help:"Show everything about an event that is owed, with its payload."`
 	Redrive owedRedrive `cmd:"" help:"Send dead deliveries again."`
 	Discard owedDiscard `cmd:"" help:"Give deliveries up for good."`
-	Add     owedAdd     `cmd:"" help:"Owe a subscriber events of the outbox, or make dead what waits."`
+	Add     owedAdd     `cmd:"" help:"Send a subscriber events of the outbox again, or make waiting deliveries dead."`
 }
 
 func (owedCommand) Help() string {
-	return `A delivery is one event for one subscriber. Waiting ones are sent by themselves, dead ones wait for a person. Works on the database, whether the relay runs or not.
+	return `Shows and changes what subscribers are owed: one event for one subscriber is a delivery.
 
   walpost owed list --subscriber analytics --limit 20
   walpost deadletters list --error "connection refused" --since 2h
   walpost owed show 01M8KYWXP684RBZYHB26RMQSXQ
   walpost deadletters redrive 01M8KYWXP684RBZYHB26RMQSXQ --why "the receiver is fixed"
-  walpost deadletters discard --event 01M8KYWXP684RBZYHB26RMQSXQ --why "test data" --dry-run`
+  walpost deadletters discard --event 01M8KYWXP684RBZYHB26RMQSXQ --why "test data" --dry-run
+
+A waiting delivery is sent by itself. A dead one is sent again when a person redrives it. deadletters is the same command for the dead ones. Works on the database, with the relay up or down.`
 }
 
 // filterOptions choose deliveries.
 type filterOptions struct {
 	Subscriber string `placeholder:"NAME" help:"Owed to this subscriber."`
 	Source     string `placeholder:"NAME" help:"From this source."`
-	State      string `enum:",waiting,dead" default:"" placeholder:"STATE" help:"waiting or dead; without it both, where the command does not say which."`
+	State      string `enum:",waiting,dead" default:"" placeholder:"STATE" help:"waiting or dead. Without it: both; of deadletters dead."`
 	Type       string `placeholder:"TYPE" help:"Events of this type."`
 	Key        string `placeholder:"KEY" help:"Events of this key."`
 	Event      string `placeholder:"ID" help:"This event."`
-	Occurrence string `placeholder:"TEXT" help:"This one of several events that had one id, as walpost event ID shows it."`
+	Occurrence string `placeholder:"TEXT" help:"Which of several events with one id; walpost event ID shows it."`
 	Since      when   `placeholder:"TIME" help:"Recorded since: 2026-01-31T15:04:05Z, or how long ago: 30m, 2h, 7d."`
 	Until      when   `placeholder:"TIME" help:"Recorded before."`
-	Error      string `placeholder:"TEXT" help:"Whose last error has this in it."`
+	Error      string `placeholder:"TEXT" help:"The last error contains this text."`
 }
 
 func (o filterOptions) filter(r *run) (debt.Filter, error) {
@@ -76,7 +78,7 @@ func stateOf(r *run, state string) (lane.State, error) {
 type owedList struct {
 	adminOptions
 	filterOptions
-	Limit int `default:"100" placeholder:"N" help:"Deliveries that are shown at most."`
+	Limit int `default:"100" placeholder:"N" help:"Show at most this many deliveries."`
 }
 
 func (c owedList) Validate() error {
@@ -131,7 +133,11 @@ type owedShow struct {
 }
 
 func (owedShow) Help() string {
-	return `Shows payload and headers as Postgres gave them, and for each subscriber that is owed the event why. One that is owed by reference is read from its outbox row.`
+	return `Examples:
+
+  walpost owed show 01M8KYWXP684RBZYHB26RMQSXQ
+
+Payload and headers are as Postgres gave them. If no copy is kept, they are read from the outbox row.`
 }
 
 func (c owedShow) Run(r *run) error {
@@ -208,16 +214,18 @@ func indented(body json.RawMessage) string {
 type owedAdd struct {
 	adminOptions
 	reasonOption
-	Subscriber string   `required:"" placeholder:"NAME" help:"Who is owed the events."`
-	State      string   `enum:",waiting,dead" default:"" placeholder:"STATE" help:"waiting or dead; without it what the command says: owed waiting, deadletters dead."`
+	Subscriber string   `required:"" placeholder:"NAME" help:"Subscriber that gets the events."`
+	State      string   `enum:",waiting,dead" default:"" placeholder:"STATE" help:"waiting or dead. Without it: waiting; of deadletters dead."`
 	Events     []string `arg:"" name:"event" help:"Event ids, at most 1000."`
 }
 
 func (owedAdd) Help() string {
-	return `Waiting ones are sent before what the stream still brings, in the order of their tables; a running relay finds them within 2 seconds. What is owed already stays as it is, and so does what was sent or discarded a moment ago and could still come from the stream again. With --state=dead, deliveries that wait become dead letters: that is how a person ends an outage.
+	return `Makes events of the outbox owed to a subscriber, and a running relay sends them within 2 seconds.
 
   walpost owed add 01M8KYWXP684RBZYHB26RMQSXQ --subscriber analytics --why "lost by the receiver"
-  walpost owed add 01M8KYWXP684RBZYHB26RMQSXQ --subscriber billing --state dead --why "billing has it by mail"`
+  walpost owed add 01M8KYWXP684RBZYHB26RMQSXQ --subscriber billing --state dead --why "billing has it by mail"
+
+They are sent in the order of their tables, before what the stream still brings. A delivery that is owed already stays as it is. So does one that was sent or discarded a moment ago and that the stream could still bring again. With --state=dead, waiting deliveries become dead letters: so a person ends an outage.`
 }
 
 func (c owedAdd) Validate() error {

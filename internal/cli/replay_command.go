@@ -15,25 +15,27 @@ import (
 )
 
 type replayCommand struct {
-	Start  replayStart  `cmd:"" default:"withargs" help:"Ask for events to be sent to one subscriber again; the word start may be left out."`
+	Start  replayStart  `cmd:"" default:"withargs" help:"Send one subscriber events again; the word start may be left out."`
 	List   replayList   `cmd:"" help:"Show the newest replays and how far they are."`
 	Cancel replayCancel `cmd:"" help:"End a replay."`
 }
 
 func (replayCommand) Help() string {
-	return `Sends events that are still in the outbox tables to one subscriber again, whether it has had them or not. The relay does it, beside what is live, in order within the key; no one else's order or lag is touched. A webhook sees the header Walpost-Replay.
+	return `Examples:
 
   walpost replay billing --since 2h --why "its database was restored" --dry-run
   walpost replay billing --since 2026-01-31 --until 2026-02-01 --why "its database was restored"
   walpost replay recommendations --key 42 --again --why "counted wrong"
   walpost replay list
-  walpost replay cancel 7`
+  walpost replay cancel 7
+
+It does not matter whether the subscriber has had them. The relay sends them beside live events, in order within the key. Other subscribers notice nothing. A webhook sees the header Walpost-Replay.`
 }
 
 type replayStart struct {
 	adminOptions
 	changeOptions
-	Subscriber string `arg:"" help:"Who gets the events."`
+	Subscriber string `arg:"" help:"Subscriber that gets the events."`
 	Since      when   `placeholder:"TIME" help:"Events since, by their own time: 2026-01-31T15:04:05Z, or how long ago: 30m, 2h, 7d."`
 	Until      when   `placeholder:"TIME" help:"Events before."`
 	Key        string `placeholder:"KEY" help:"Events of this key."`
@@ -45,11 +47,16 @@ type replayStart struct {
 }
 
 func (replayStart) Help() string {
-	return `Counts first and asks at a terminal; elsewhere --yes must say that it is meant. Then it waits until the replay is done and shows how far it is; Ctrl-C leaves it running. Without a relay it is recorded, and begins when one runs.
+	return `Examples:
 
-Left out and counted are events that the subscriber is owed, waiting or dead (they are sent by themselves, or by walpost deadletters redrive), types that it does not want, and rows that are no valid events. Rows that come after this moment are not part of it. Several replays to one subscriber take turns. While it is paused or away, or a key of it is in debt, the replay waits. Time is that of the source's time column (occurred_at, created_at).
+  walpost replay billing --since 2h --why "its database was restored" --dry-run
+  walpost replay recommendations --key 42 --again --why "counted wrong"
 
-An effect that was done once is skipped by the subscriber's inbox, where it has one: walpost.inbox of subscribers in this database. With --again each happens exactly once more. Other receivers see the same event id again.`
+It counts first and asks at a terminal; elsewhere give --yes. Then it waits and shows how far the replay is; Ctrl-C leaves the replay running. Without a relay it is recorded, and begins when one runs.
+
+It leaves out and counts: events that the subscriber is owed (a waiting one is sent by itself, a dead one by walpost deadletters redrive), types that the subscriber does not want, and rows that are no valid events. Rows that come after this moment are not part of it. Several replays to one subscriber take turns. A replay waits while the subscriber is paused or away, or while a key of the replay is in debt. --since and --until compare the source's time column (occurred_at, created_at).
+
+A subscriber of this database with an inbox (walpost.inbox) skips an effect that it has had. With --again each effect happens exactly once more. Other receivers see the same event id again.`
 }
 
 // Validate is called by kong.
@@ -235,7 +242,7 @@ func printReplay(w io.Writer, at replay.Replay) {
 
 type replayList struct {
 	adminOptions
-	Limit int `default:"20" placeholder:"N" help:"Replays that are shown at most."`
+	Limit int `default:"20" placeholder:"N" help:"Show at most this many replays."`
 }
 
 func (c replayList) Validate() error {
@@ -298,7 +305,11 @@ type replayCancel struct {
 }
 
 func (replayCancel) Help() string {
-	return `A running relay stops within 2 seconds; what was sent was sent, and dead letters stay.`
+	return `Ends a replay; a running relay stops it within 2 seconds.
+
+  walpost replay cancel 7
+
+What was sent stays sent, and dead letters stay.`
 }
 
 func (c replayCancel) Run(r *run) error {

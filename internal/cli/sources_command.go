@@ -20,12 +20,14 @@ type sourcesCommand struct {
 }
 
 func (sourcesCommand) Help() string {
-	return `Shows what walpost finds in the tables of the sources: where each part of an event comes from, what is missing, which rights the role needs, and the source as walpost.yaml would have it. It reads the catalogue and no row, and changes nothing. Give it the role of the relay.
+	return `Examples:
 
   walpost sources
   walpost sources --table public.my_outbox
 
-Exit code 0: an event can be made of the rows of each table, 1: of one it cannot.`
+For each table: where each part of an event comes from, what is missing, which rights the role needs, and the source as walpost.yaml would have it. It reads the catalogue and no row, and changes nothing. Give it the role of the relay.
+
+Exit code 0: an event can be made of the rows of each table. 1: of one it cannot.`
 }
 
 // Validate is called by kong.

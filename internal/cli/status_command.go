@@ -20,14 +20,20 @@ type statusCommand struct {
 }
 
 func (statusCommand) Help() string {
-	return `Begins with what is wrong, as /ready of the running relay has it. The rest is read from the database, so status answers with the relay up or down.
+	return `Examples:
 
   walpost status
   walpost status --json | jq '.slot.retained_bytes'
 
-FINISHED is the commit up to which a subscriber has everything, as it was last written. LAG is the WAL that it has still before it: from its oldest delivery that waits, or, if none does, from what is finished or confirmed. For a subscriber that has nothing to do it begins where the relay has read to; that is known only while the relay answers. HOLDING is how much of LAG the slot keeps for its debt.
+The first lines say what is wrong, as /ready of the running relay does. The rest is read from the database, so status answers with the relay up or down.
 
-Exit code 1: the relay that answers is not ready; or none answers, and no one reads the slot.
+FINISHED is the commit up to which a subscriber has everything, as it was last written.
+
+LAG is WAL in bytes: from the subscriber's oldest delivery that waits, or else from what is finished or confirmed, to the end of the WAL. If a subscriber has nothing to do, a running relay counts from where it has read to; without a relay its LAG is larger.
+
+HOLDING is how much of LAG the slot keeps for the subscriber's debt, in bytes.
+
+Exit code 1: the relay that answers is not ready, or no relay answers and no one reads the slot.
 
 Next: walpost owed list --subscriber NAME`
 }

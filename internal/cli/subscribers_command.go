@@ -19,12 +19,14 @@ type subscribersCommand struct {
 }
 
 func (subscribersCommand) Help() string {
-	return `Works on the database, whether the relay runs or not.
+	return `Examples:
 
   walpost subscribers list
   walpost subscribers pause analytics --why "its database moves tonight"
   walpost subscribers resume analytics
-  walpost subscribers forget billing --dry-run`
+  walpost subscribers forget billing --dry-run
+
+Works on the database, with the relay up or down.`
 }
 
 type subscribersList struct{ adminOptions }
@@ -50,7 +52,11 @@ type subscribersPause struct {
 }
 
 func (subscribersPause) Help() string {
-	return `A running relay sees it within 2 seconds. Until resume, the subscriber's events are recorded in walpost.owed; they hold WAL up to wal_budget. What is in its handler at that moment is finished.`
+	return `Stops delivering to a subscriber; a running relay sees it within 2 seconds.
+
+  walpost subscribers pause analytics --why "its database moves tonight"
+
+Until resume, its events are recorded in walpost.owed; they hold WAL up to wal_budget. A call that is under way ends first.`
 }
 
 func (c subscribersPause) Run(r *run) error {
@@ -65,7 +71,11 @@ type subscribersResume struct {
 }
 
 func (subscribersResume) Help() string {
-	return `A running relay sees it within 2 seconds, pays what is owed in order and then goes on with the stream.`
+	return `Delivers to a paused subscriber again; a running relay sees it within 2 seconds.
+
+  walpost subscribers resume analytics
+
+What it is owed is sent first, in order. Then it goes on with the stream.`
 }
 
 func (c subscribersResume) Run(r *run) error {
@@ -93,10 +103,12 @@ type subscribersForget struct {
 }
 
 func (subscribersForget) Help() string {
-	return `What it is owed is discarded, its positions and its inbox go. Refused while the configuration names it, while the relay that runs was started with it, and until a minute after a relay last used it; there is no way around that: take it out, restart the relay, then forget it. If the name comes back later, it starts at now.
+	return `Removes all that is recorded of a subscriber that has left: debt, positions, inbox.
 
   walpost subscribers forget billing --dry-run
-  walpost subscribers forget billing --why "replaced by invoicing"`
+  walpost subscribers forget billing --why "replaced by invoicing"
+
+First take the subscriber out of the configuration and restart the relay. The command is refused while the configuration names the subscriber, while a relay runs that was started with it, and for a minute after. There is no way around that. If the name comes back later, it starts at now.`
 }
 
 func (c subscribersForget) Validate() error {

@@ -25,16 +25,18 @@ type tailCommand struct {
 	Key        string `placeholder:"KEY" help:"Events of this key."`
 	Event      string `placeholder:"ID" help:"This event."`
 	Outcome    string `enum:"any,delivered,failed,dead" default:"any" placeholder:"OUTCOME" help:"delivered, failed or dead."`
-	Last       int    `short:"n" default:"10" placeholder:"N" help:"How many of the past are shown first, of the 10000 that the relay remembers."`
+	Last       int    `short:"n" default:"10" placeholder:"N" help:"Show this many past attempts first, of the 10000 that the relay remembers."`
 	JSON       bool   `name:"json" help:"Print a JSON object per line."`
 }
 
 func (tailCommand) Help() string {
-	return `Asks the running relay, over its ops address, and goes on until Ctrl-C; when the relay restarts, it comes back. Times are local. What is printed more slowly than the relay delivers is left out, and said; the relay never waits.
+	return `Examples:
 
   walpost tail
   walpost tail --outcome failed --subscriber analytics
   walpost tail --json -n 0 | jq -r .event
+
+It asks the relay at its ops address, until Ctrl-C; when the relay restarts, tail comes back. Times are local. If the terminal is slower than the relay, tail leaves attempts out and says so; the relay never waits.
 
 Next: walpost event ID`
 }

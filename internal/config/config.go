@@ -22,7 +22,7 @@ type File struct {
 
 // Log says how much is logged, and in which form.
 type Log struct {
-	LogLevel  slog.Level `env:"WALPOST_LOG_LEVEL" type:"loglevel" default:"info" placeholder:"LEVEL" help:"Least level that is logged: debug, info, warn or error."`
+	LogLevel  slog.Level `env:"WALPOST_LOG_LEVEL" type:"loglevel" default:"info" placeholder:"LEVEL" help:"Log this level and above: debug, info, warn or error."`
 	LogFormat string     `env:"WALPOST_LOG_FORMAT" enum:"auto,text,json" default:"auto" placeholder:"FORMAT" help:"text or json; auto is text at a terminal, else json."`
 }
 
@@ -44,8 +44,8 @@ type API struct {
 
 // Claims are what tokens must say.
 type Claims struct {
-	JWTAudience string `name:"jwt-audience" env:"WALPOST_JWT_AUDIENCE" placeholder:"TEXT" help:"What aud of a token must be, or have among others; required with jwks-url."`
-	JWTIssuer   string `name:"jwt-issuer" env:"WALPOST_JWT_ISSUER" placeholder:"TEXT" help:"What iss of a token must be; required with jwks-url."`
+	JWTAudience string `name:"jwt-audience" env:"WALPOST_JWT_AUDIENCE" placeholder:"TEXT" help:"Audience: aud of a token must be this, or a list that has it. Required with jwks-url."`
+	JWTIssuer   string `name:"jwt-issuer" env:"WALPOST_JWT_ISSUER" placeholder:"TEXT" help:"Issuer: iss of a token must be this. Required with jwks-url."`
 }
 
 // Mail is where the notifications subscriber sends its mails.
@@ -107,12 +107,12 @@ type Relay struct {
 	// MaxEvent is the size above which an event is not kept, but recorded as dead.
 	MaxEvent Size `env:"WALPOST_MAX_EVENT" type:"size" default:"16MiB" placeholder:"SIZE" help:"Largest event that is delivered; a larger one becomes a dead letter."`
 	// WALBudget is how much WAL debt may hold: a size, Unlimited, or Auto.
-	WALBudget Size `name:"wal-budget" env:"WALPOST_WAL_BUDGET" type:"budget" default:"auto" placeholder:"SIZE" help:"WAL that a debtor may hold: a size, 0, unlimited, or auto (half of max_slot_wal_keep_size where the server sets it, else 10GiB)."`
+	WALBudget Size `name:"wal-budget" env:"WALPOST_WAL_BUDGET" type:"budget" default:"auto" placeholder:"SIZE" help:"WAL that debt may hold: a size, 0, unlimited, or auto (half of max_slot_wal_keep_size where the server sets it, else 10GiB)."`
 	// OnLostSlot is "repair" or "stop".
 	OnLostSlot string `env:"WALPOST_ON_LOST_SLOT" enum:"repair,stop" default:"repair" placeholder:"WHAT" help:"When the slot is lost or its stream may have a hole: repair sends every unpublished row from the table; stop says what may be missing and how to go on."`
 	// Single tells that no other relay of this slot runs or stands by.
-	Single bool     `env:"WALPOST_SINGLE" help:"This is the only relay of the slot: no lease, and no one takes over."`
-	Drain  Duration `env:"WALPOST_DRAIN" type:"duration" default:"20s" placeholder:"DURATION" help:"How long a stop may take to finish what is held."`
+	Single bool     `env:"WALPOST_SINGLE" help:"This is the only relay of the slot. It takes no lease, and no other relay takes over from it."`
+	Drain  Duration `env:"WALPOST_DRAIN" type:"duration" default:"20s" placeholder:"DURATION" help:"How long a stop may take to finish what is held. Recording takes up to 5s more."`
 
 	Flow `kong:"-"`
 }
