@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -159,14 +160,17 @@ func (l *lab) recvlogicalCommand(ctx context.Context, program, slot string, args
 	if err != nil {
 		return nil, err
 	}
-	mode := "disable"
-	if server.TLSConfig != nil {
-		mode = "require"
-	}
 	cmd := exec.CommandContext(ctx, program, append([]string{"--start", "--slot=" + slot, "--file=/dev/null", "--no-loop",
 		"--option=proto_version=1", `--option=publication_names="` + l.base + `"`, "--option=messages=true",
 		"--host=" + server.Host, fmt.Sprintf("--port=%d", server.Port), "--username=" + server.User, "--dbname=" + server.Database}, args...)...)
-	cmd.Env = append(os.Environ(), "PGPASSWORD="+server.Password, "PGSSLMODE="+mode, "PGGSSENCMODE=disable")
+	cmd.Env = append(os.Environ(), "PGPASSWORD="+server.Password, "PGGSSENCMODE=disable")
+	if target, err := url.Parse(l.via); err == nil { // it is one, see ownDatabase
+		for option, variable := range map[string]string{"sslmode": "PGSSLMODE", "sslrootcert": "PGSSLROOTCERT", "sslcert": "PGSSLCERT", "sslkey": "PGSSLKEY"} {
+			if value := target.Query().Get(option); value != "" {
+				cmd.Env = append(cmd.Env, variable+"="+value)
+			}
+		}
+	}
 	return cmd, nil
 }
 
