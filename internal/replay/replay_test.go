@@ -59,7 +59,7 @@ func TestEstimate_tellsWhatWouldBeSentAndWhatCannot(t *testing.T) {
 	want := []string{
 		"Source lessons has rows from 2026-01-01T01:00:00Z on: retention deletes what was published 1h30m0s ago; what was before cannot be sent again.",
 		"Source facts has rows from 2026-01-03T00:00:00Z on: what was before is not in the table any more, or never was.",
-		"Source facts has 1 rows without a time, which no choice by time finds.",
+		"Source facts has 1 row without a time, which no choice by time finds.",
 		"Source signals has no table, so nothing of it can be sent again.",
 	}
 	if !slices.Equal(got.Notes, want) {
