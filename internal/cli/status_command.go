@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -177,9 +179,22 @@ func printRouting(w io.Writer, p relay.Progress) {
 			lines = append(lines, fmt.Sprintf("%s: no event has matched %q of its events: since the relay started.", plain(s.Name, 64), plain(pattern, 100)))
 		}
 	}
+	for _, s := range p.Subscribers {
+		for _, source := range slices.Sorted(maps.Keys(s.AbsentSources)) {
+			lines = append(lines, fmt.Sprintf("%s: %s of source %s %s by reference, and the source is not in the configuration: put it back, or discard them.",
+				plain(s.Name, 64), printable.Count(s.AbsentSources[source], "event"), plain(source, 64), areOwed(s.AbsentSources[source])))
+		}
+	}
 	if len(lines) > 0 {
 		fmt.Fprintln(w, "\n"+strings.Join(lines, "\n"))
 	}
+}
+
+func areOwed(n int64) string {
+	if n == 1 {
+		return "is owed"
+	}
+	return "are owed"
 }
 
 func printStatus(w io.Writer, s admin.Status) {

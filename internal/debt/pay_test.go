@@ -398,7 +398,7 @@ func TestWaiting_readsAlongTheIndexWhateverTheStatisticsSay(t *testing.T) {
 					return err
 				}
 				rows, err := tx.Query(t.Context(), `EXPLAIN (ANALYZE, COSTS off, TIMING off) `+debt.WaitingSQL,
-					slot, "a", int32(1), "0/8", int64(10000), []string{"k1"}, 10, int64(1<<20), "key", []string{"f1"}, time.Now())
+					slot, "a", int32(1), "0/8", int64(10000), []string{"k1"}, 10, int64(1<<20), "key", []string{"f1"}, time.Now(), []string{"lessons"})
 				if err != nil {
 					return err
 				}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -30,7 +31,7 @@ func (s *Store) Waiting(ctx context.Context, subscriber string, query lane.Query
 	err := s.inTx(ctx, func(tx pgx.Tx) error {
 		found, err := collect(tx.Query(ctx, waitingSQL, s.slot, subscriber,
 			query.After.Epoch, query.After.Commit.String(), query.After.Ordinal, query.Without, max(1, query.Limit), query.Bytes,
-			string(query.Order), query.InHand, known(query.Due)))
+			string(query.Order), query.InHand, known(query.Due), s.sources()))
 		if err != nil {
 			return fmt.Errorf("read what is owed to %q: %w", subscriber, err)
 		}
@@ -70,7 +71,7 @@ const waitingSQL = `
 	SELECT ` + rowColumns + bodyColumns + ` FROM (
 		SELECT o.*, row_number() OVER w AS nr, sum(o.size) OVER w AS bytes FROM (
 			SELECT * FROM walpost.owed d
-			WHERE slot = $1 AND subscriber = $2 AND state = 'waiting'
+			WHERE slot = $1 AND subscriber = $2 AND state = 'waiting' AND (copied OR source = ANY ($12::text[]))
 			AND (epoch, commit_lsn, ordinal) > ($3::int, $4::text::pg_lsn, $5::bigint)
 			AND key NOT IN (SELECT unnest($6::text[]))
 			AND CASE $9::text
@@ -88,6 +89,13 @@ const waitingSQL = `
 	) o WHERE o.nr = 1 OR $8::bigint <= 0 OR o.bytes <= $8
 	ORDER BY o.epoch, o.commit_lsn, o.ordinal`
 
+// sources are the tables that events can be read from. What is owed by reference to a row of another one waits until its
+// source is back in the configuration, or a person discards it: to the lane it is not there, so that it keeps nothing
+// else back. Its row may well be there, and to call it gone would be the loss of the event.
+func (s *Store) sources() []string {
+	return slices.AppendSeq([]string{}, maps.Keys(s.current())) // not nil, which is NULL, and no answer to any question
+}
+
 // failing is the condition of the index owed_failing, of a table named f. "NOT IN" and not "= 'waiting'",
 // which would offer the index of all that wait.
 const failing = `f.first_failure IS NOT NULL AND f.state NOT IN ('dead', 'paid')`
@@ -104,7 +112,7 @@ func (s *Store) Sample(ctx context.Context, subscriber string, order lane.Orderi
 			WITH front AS MATERIALIZED (
 				SELECT source, event_id, occurrence, key, next_attempt, row_number() OVER () AS nr FROM (
 					SELECT source, event_id, occurrence, key, next_attempt FROM walpost.owed
-					WHERE slot = $1 AND subscriber = $2 AND state = 'waiting'
+					WHERE slot = $1 AND subscriber = $2 AND state = 'waiting' AND (copied OR source = ANY ($6::text[]))
 					ORDER BY epoch, commit_lsn, ordinal LIMIT $3) o
 			), heads AS MATERIALIZED (
 				SELECT * FROM (
@@ -118,7 +126,7 @@ func (s *Store) Sample(ctx context.Context, subscriber string, order lane.Orderi
 				SELECT * FROM walpost.owed
 				WHERE slot = $1 AND event_id = head.event_id AND source = head.source AND occurrence = head.occurrence
 				AND subscriber = $2 LIMIT 1) o`,
-			s.slot, subscriber, sampleFront, order == lane.ByKey, pick))
+			s.slot, subscriber, sampleFront, order == lane.ByKey, pick, s.sources()))
 		if err != nil {
 			return fmt.Errorf("pick one of what is owed to %q: %w", subscriber, err)
 		}
@@ -258,8 +266,8 @@ func (s *Store) Load(ctx context.Context, subscriber string, secured event.Posit
 		}
 		rows, err := tx.Query(ctx, `
 			SELECT key, count(*), coalesce(max(bound) FILTER (WHERE `+ahead+`), '0/0')::text FROM walpost.owed o
-			WHERE slot = $1 AND subscriber = $2 AND state = 'waiting' GROUP BY key LIMIT $6`,
-			s.slot, subscriber, secured.Epoch, secured.Commit.String(), epoch, int64(maxKeys)+1)
+			WHERE slot = $1 AND subscriber = $2 AND state = 'waiting' AND (copied OR source = ANY ($7::text[])) GROUP BY key LIMIT $6`,
+			s.slot, subscriber, secured.Epoch, secured.Commit.String(), epoch, int64(maxKeys)+1, s.sources())
 		if err != nil {
 			return err
 		}
@@ -353,9 +361,9 @@ func (s *Store) Changes(ctx context.Context, subscriber string) (lane.Changes, e
 		SELECT `+pausedSQL+`, `+changeSQL+`,
 		       o.epoch, o.commit_lsn::text, o.ordinal, o.at FROM (VALUES (1)) one LEFT JOIN LATERAL (
 			SELECT epoch, commit_lsn, ordinal, coalesce(committed_at, recorded_at) AS at FROM walpost.owed
-			WHERE slot = $1 AND subscriber = $2 AND state = 'waiting'
+			WHERE slot = $1 AND subscriber = $2 AND state = 'waiting' AND (copied OR source = ANY ($3::text[]))
 			ORDER BY epoch, commit_lsn, ordinal LIMIT 1) o ON true`,
-		s.slot, subscriber).Scan(&look.Paused, &look.Change, &epoch, &commit, &ordinal, &at)
+		s.slot, subscriber, s.sources()).Scan(&look.Paused, &look.Change, &epoch, &commit, &ordinal, &at)
 	if err == nil && epoch != nil {
 		look.Any, look.OldestAt = true, or(at)
 		look.Oldest.Epoch, look.Oldest.Ordinal = *epoch, *ordinal
@@ -385,7 +393,8 @@ func (s *Store) holds(ctx context.Context, subscriber string) (*event.Position, 
 	err = s.pool.QueryRow(ctx, `
 		SELECT epoch, commit_lsn::text, ordinal FROM walpost.owed
 		WHERE slot = $1 AND subscriber = $2 AND state = 'waiting' AND (epoch, commit_lsn, ordinal) >= ($3::int, $4::text::pg_lsn, 0)
-		ORDER BY owed.epoch, owed.commit_lsn, owed.ordinal LIMIT 1`, s.slot, subscriber, at.Epoch, confirmed.String()).Scan(&at.Epoch, &commit, &at.Ordinal)
+		AND (copied OR source = ANY ($5::text[]))
+		ORDER BY owed.epoch, owed.commit_lsn, owed.ordinal LIMIT 1`, s.slot, subscriber, at.Epoch, confirmed.String(), s.sources()).Scan(&at.Epoch, &commit, &at.Ordinal)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
 	}

@@ -128,6 +128,29 @@ func (s *Store) Lost(ctx context.Context) (map[string]int64, error) {
 	return lost, nil
 }
 
+// AbsentSources counts what waits for a source that is not in the configuration, by subscriber and source.
+func (s *Store) AbsentSources(ctx context.Context) (map[string]map[string]int64, error) {
+	rows, err := s.pool.Query(ctx, `
+		SELECT subscriber, source, count(*) FROM walpost.owed
+		WHERE slot = $1 AND state = 'waiting' AND NOT (copied OR source = ANY ($2::text[])) GROUP BY 1, 2`, s.slot, s.sources())
+	if err != nil {
+		return nil, fmt.Errorf("count what waits for sources that are not configured: %w", err)
+	}
+	absent := make(map[string]map[string]int64)
+	var subscriber, source string
+	var number int64
+	if _, err := pgx.ForEachRow(rows, []any{&subscriber, &source, &number}, func() error {
+		if absent[subscriber] == nil {
+			absent[subscriber] = make(map[string]int64)
+		}
+		absent[subscriber][source] = number
+		return nil
+	}); err != nil {
+		return nil, fmt.Errorf("count what waits for sources that are not configured: %w", err)
+	}
+	return absent, nil
+}
+
 // reason is what is kept of an error.
 func reason(s string) string {
 	s = store.Storable(s)

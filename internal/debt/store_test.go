@@ -319,16 +319,33 @@ func TestWaiting_endsBeforeARowThatIsNotVisibleYet(t *testing.T) {
 	want(t, "invalid", waiting(t, store, "sub")[0].Event.Invalid, debt.Gone)
 }
 
-// A source that left the configuration is not the same as rows that are gone.
-func TestWaiting_saysWhichSourceIsMissing(t *testing.T) {
+// S-134: a source that left the configuration is not the same as rows that are gone. What is owed of it waits, is counted
+// by its name, and keeps nothing else back; a person who asks for it is told.
+func TestWaiting_leavesOutWhatIsOwedOfASourceThatIsMissing(t *testing.T) {
 	db := testdb.New(t)
-	store, events := open(t, db, lessons()), fill(t, db, 1)
-	record(t, store, "sub", events...)
+	store, events := open(t, db, lessons()), fill(t, db, 2)
+	record(t, store, "sub", events[0])
 	store.Use(nil)
-	_, err := store.Waiting(t.Context(), "sub", lane.Query{Limit: 1})
-	if err == nil || !strings.Contains(err.Error(), `source "lessons"`) || !strings.Contains(err.Error(), "put it back") {
-		t.Errorf("got %v, want the source and what to do", err)
+	record(t, store, "sub", events[1]) // copied
+	want(t, "read", ids(waiting(t, store, "sub")), "e2")
+	absent, err := store.AbsentSources(t.Context())
+	if err != nil || len(absent) != 1 || absent["sub"]["lessons"] != 1 {
+		t.Errorf("absent: %v, %v, want one of lessons", absent, err)
 	}
+	pay(t, store, "sub", 100, lane.Paid{Event: events[1]})
+	changes, err := store.Changes(t.Context(), "sub")
+	if err != nil || changes.Any || changes.Holds != nil {
+		t.Errorf("changes: %+v, %v, want that nothing waits", changes, err)
+	}
+	loaded, err := store.Load(t.Context(), "sub", event.Position{}, 10)
+	if err != nil || len(loaded.Keys) != 0 || loaded.More {
+		t.Errorf("loaded %+v, %v, want no key", loaded, err)
+	}
+	if _, err := store.Show(t.Context(), "e1"); err == nil || !strings.Contains(err.Error(), `source "lessons"`) || !strings.Contains(err.Error(), "put it back") {
+		t.Errorf("to a person: %v, want the source and what to do", err)
+	}
+	store = open(t, db, lessons())
+	want(t, "read when it is back", ids(waiting(t, store, "sub")), "e1")
 }
 
 func TestDead_keepsACopyUnlessTheEventWasTooLargeToHold(t *testing.T) {

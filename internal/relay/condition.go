@@ -15,17 +15,18 @@ type condition struct {
 	received func() event.LSN // how far the stream has come
 
 	mu        sync.Mutex
-	state     State               // guarded by mu
-	ending    bool                // a stop has begun, so state is Stopping or Stopped; guarded by mu
-	problem   string              // why it does not stream; guarded by mu
-	stuckAt   event.LSN           // where the stream is stuck, 0 while it is not; guarded by mu
-	trouble   string              // what is wrong with the publication; guarded by mu
-	held      string              // that the server holds the stream back; guarded by mu
-	silent    string              // that it sends nothing and shows no sign of work; guarded by mu
-	awaited   string              // what a creation or repair waits for; guarded by mu
-	strangers []store.Stranger    // at the relay's advisory locks; guarded by mu
-	waits     []postgres.LockWait // statements of ours; guarded by mu
-	lost      map[string]int64    // events that no one can send any more, by subscriber; guarded by mu
+	state     State                       // guarded by mu
+	ending    bool                        // a stop has begun, so state is Stopping or Stopped; guarded by mu
+	problem   string                      // why it does not stream; guarded by mu
+	stuckAt   event.LSN                   // where the stream is stuck, 0 while it is not; guarded by mu
+	trouble   string                      // what is wrong with the publication; guarded by mu
+	held      string                      // that the server holds the stream back; guarded by mu
+	silent    string                      // that it sends nothing and shows no sign of work; guarded by mu
+	awaited   string                      // what a creation or repair waits for; guarded by mu
+	strangers []store.Stranger            // at the relay's advisory locks; guarded by mu
+	waits     []postgres.LockWait         // statements of ours; guarded by mu
+	lost      map[string]int64            // events that no one can send any more, by subscriber; guarded by mu
+	absent    map[string]map[string]int64 // what waits for a source that is not configured, by subscriber and source; guarded by mu
 }
 
 // report is a copy of what condition knows at one moment.
@@ -37,6 +38,7 @@ type report struct {
 	strangers []store.Stranger
 	waits     []postgres.LockWait
 	lost      map[string]int64
+	absent    map[string]map[string]int64
 }
 
 // report returns what is known now.
@@ -44,7 +46,7 @@ func (c *condition) report() report {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.leaveStuckLocked()
-	r := report{state: c.state, problem: c.problem, awaited: c.awaited, strangers: c.strangers, waits: c.waits, lost: c.lost}
+	r := report{state: c.state, problem: c.problem, awaited: c.awaited, strangers: c.strangers, waits: c.waits, lost: c.lost, absent: c.absent}
 	for _, problem := range []string{c.trouble, c.held, c.silent} {
 		if problem != "" {
 			r.found = append(r.found, problem)
@@ -131,6 +133,22 @@ func (c *condition) setWaits(waits []postgres.LockWait) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.waits = waits
+}
+
+// setAbsent takes what waits for sources that are not configured, and logs it when that is another than before.
+func (c *condition) setAbsent(absent map[string]map[string]int64) {
+	c.mu.Lock()
+	before := c.absent
+	c.absent = absent
+	c.mu.Unlock()
+	for name, sources := range absent {
+		for source, n := range sources {
+			if _, known := before[name][source]; !known {
+				c.log.Warn("events are owed by reference to rows of a source that is not in the configuration: they wait until it is put back, or discarded",
+					"subscriber", name, "source", source, "events", n)
+			}
+		}
+	}
 }
 
 func (c *condition) setLost(lost map[string]int64) {

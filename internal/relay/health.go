@@ -173,6 +173,7 @@ func (v *view) Progress() Progress {
 		at.UntakenTypes, idle = v.routing.state()
 		for i := range at.Subscribers {
 			at.Subscribers[i].IdlePatterns = idle[at.Subscribers[i].Name]
+			at.Subscribers[i].AbsentSources = now.absent[at.Subscribers[i].Name]
 		}
 	}
 	at.ReceivedLSN, at.ConfirmedLSN = at.Received.String(), at.Confirmed.String()

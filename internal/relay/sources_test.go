@@ -1,6 +1,7 @@
 package relay_test
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -256,4 +257,52 @@ func TestRelay_sendsWhatIsOwedWhateverTheFilterIsNow(t *testing.T) {
 		t.Errorf("delivered %v, want what was owed and what fits now, %v", got, want)
 	}
 	r.shutDown()
+}
+
+// S-134: a source is taken out while a subscriber is owed rows of it by reference: these wait until it is back, and what
+// else the subscriber is owed is sent, as is what comes.
+func TestRelay_paysTheRestWhileASourceIsTakenOut(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	orders := shop(db)
+	orders.Ours = true
+	failing := subscribertest.Handling("sub", away)
+	o := options(t, db, failing)
+	o.Sources = []*outbox.Source{lessons(), orders}
+	o.Subscriptions[0].Lane.StallAfter = 1 // it owes at once
+	r := streaming(t, o)
+	order(db, "order-1")
+	insertAll(db, "a", numbered("a", 3))
+	order(db, "order-2")
+	eventually(t, "all are owed by reference", func() bool {
+		return db.Int(`SELECT count(*) FROM walpost.owed WHERE state = 'waiting' AND NOT copied`) == 5
+	})
+	r.shutDown()
+
+	sub := subscribertest.Recording()
+	r = streaming(t, options(t, db, sub))
+	insert(db, "live", "a")
+	if got, want := sub.AwaitDelivered(t, 4), append(numbered("a", 3), "live"); !slices.Equal(got, want) {
+		t.Errorf("without the source it got %v, want %v", got, want)
+	}
+	eventually(t, "the rows of the source alone are owed", func() bool {
+		return db.Int(`SELECT count(*) FROM walpost.owed WHERE source = 'lessons'`) == 0 && owed(db, "sub", "waiting") == 2
+	})
+	eventually(t, "it says what waits, and for what", func() bool {
+		subs := r.Progress().Subscribers
+		return len(subs) == 1 && maps.Equal(subs[0].AbsentSources, map[string]int64{"orders": 2})
+	})
+	if health := r.Health(); !health.Ready {
+		t.Errorf("it is not ready: %v", health.Problems)
+	}
+	r.shutDown()
+
+	back := subscribertest.Recording()
+	o = options(t, db, back)
+	o.Sources = []*outbox.Source{lessons(), orders}
+	streaming(t, o)
+	if got, want := back.AwaitDelivered(t, 2), []string{"order-1", "order-2"}; !slices.Equal(got, want) {
+		t.Errorf("with the source it got %v, want %v", got, want)
+	}
+	eventually(t, "nothing is owed", func() bool { return owed(db, "sub", "waiting") == 0 })
 }

@@ -72,6 +72,8 @@ type Subscriber struct {
 	LastError   string    `json:"last_error,omitempty"`
 	// IdlePatterns are those of its events: that no event has matched since the process started.
 	IdlePatterns []string `json:"idle_patterns,omitempty"`
+	// AbsentSources counts what waits for a source that is not in the configuration, by its name.
+	AbsentSources map[string]int64 `json:"absent_sources,omitempty"`
 	// Overdue are events whose handler has not returned although its deadline has passed.
 	Overdue []string `json:"overdue,omitempty"`
 }

@@ -88,6 +88,9 @@ func (w *streamWatch) observe(ctx context.Context, held hold, quiet silence) (ho
 	if counts, err := w.owed.Counts(ctx); err == nil {
 		w.metrics.showOwed(w.names(), counts)
 	}
+	if absent, err := w.owed.AbsentSources(ctx); err == nil {
+		w.condition.setAbsent(absent)
+	}
 	if lost, err := w.owed.Lost(ctx); err == nil {
 		w.condition.setLost(lost)
 	}
