@@ -337,6 +337,24 @@ func (d *debtReader) dueLocked(now time.Time) []*item {
 	return s.held[:min(len(s.held), recordBatch)]
 }
 
+// recordUnopened records what was offered to a lane that a stop has ended before it knew its debt.
+func (d *debtReader) recordUnopened() error {
+	l := d.l
+	l.mu.Lock()
+	open := l.held
+	l.mu.Unlock()
+	if open == 0 {
+		return nil
+	}
+	deadline := time.Now().Add(closeTimeout)
+	ctx, cancel := context.WithDeadline(context.Background(), deadline)
+	defer cancel()
+	if err := d.loadDebt(ctx); err != nil {
+		return fmt.Errorf("subscriber %q: %d open deliveries could not be recorded as owed and come again: %w", l.Name(), open, err)
+	}
+	return d.recordOpen(deadline)
+}
+
 // recordOpen removes what was paid and records what is still open as owed, so that a clean restart repeats
 // nothing. What cannot be recorded by the deadline comes again, and the error names it.
 func (d *debtReader) recordOpen(deadline time.Time) error {
@@ -346,6 +364,10 @@ func (d *debtReader) recordOpen(deadline time.Time) error {
 	err := d.removePaid(ctx)
 	if err != nil {
 		err = fmt.Errorf("subscriber %q: what was sent of its debt comes again: %w", l.Name(), err)
+	}
+	// What is still to be looked up is in no queue. What of it is recorded already, or finished, is not to be owed.
+	if lookUpErr := d.lookUpUnchecked(ctx); lookUpErr != nil {
+		err = errors.Join(err, fmt.Errorf("subscriber %q: what the stream brought at its start comes again: %w", l.Name(), lookUpErr))
 	}
 	l.mu.Lock()
 	s := &l.scope

@@ -246,7 +246,7 @@ func (l *Lane) Run(ctx context.Context, drain time.Duration) error {
 	defer abandon(nil)
 	d := newDebtReader(l)
 	if err := d.loadDebt(ctx); err != nil {
-		return nil // ctx ended first; nothing was handed over
+		return d.recordUnopened() // ctx ended first; nothing was handed over
 	}
 	l.mu.Lock()
 	l.running, l.deliver = true, deliver
