@@ -244,14 +244,11 @@ func (e *Event) discarded(s Standing) bool {
 
 func (a *Service) rowsOf(ctx context.Context, id string) ([]EventRow, error) {
 	rows := []EventRow{}
-	for _, source := range a.sources {
-		if source.Messages != "" {
-			continue // has no table
-		}
-		table, err := source.Inspect(ctx, a.pool)
-		if err != nil {
-			return nil, err
-		}
+	tables, err := a.tables(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, table := range tables {
 		var stored []outbox.Stored
 		err = postgres.InTx(ctx, a.pool, func(tx pgx.Tx) (err error) {
 			stored, err = table.FindByID(ctx, tx, id)

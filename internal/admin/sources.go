@@ -35,6 +35,9 @@ func (a *Service) knownSources(ctx context.Context) (sources []*outbox.Source, s
 			named := *source
 			named.Name = recorded[at].Name
 			source = &named
+			if by, ok := slot.KnownBy[source.Schema+"."+source.Table]; ok {
+				source = source.KnownAs(outbox.KnownBy(by))
+			}
 		case source.Messages == "":
 			strangers = append(strangers, fmt.Sprintf("%q (%s.%s)", source.Name, source.Schema, source.Table))
 		}

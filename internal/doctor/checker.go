@@ -175,6 +175,27 @@ func (c *checker) record(ctx context.Context) (*store.SlotRecord, error) {
 	return store.ReadSlotRecord(ctx, c.tx, c.Slot)
 }
 
+// knownSources are the sources that have a table, with the columns by which their events have been known so far.
+func (c *checker) knownSources(ctx context.Context) ([]*outbox.Source, error) {
+	record, err := c.record(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var sources []*outbox.Source
+	for _, source := range c.Sources {
+		if source.Table == "" {
+			continue
+		}
+		if record != nil {
+			if by, ok := record.KnownBy[source.Schema+"."+source.Table]; ok {
+				source = source.KnownAs(outbox.KnownBy(by))
+			}
+		}
+		sources = append(sources, source)
+	}
+	return sources, nil
+}
+
 // tables are the sources' tables that can be understood; the check source-table reports the others.
 func (c *checker) tables(ctx context.Context) ([]*outbox.Table, error) {
 	tables, _, err := c.understand(ctx)
@@ -196,10 +217,11 @@ func (c *checker) allTables(ctx context.Context) ([]*outbox.Table, error) {
 
 func (c *checker) understand(ctx context.Context) (tables []*outbox.Table, all bool, err error) {
 	all = true
-	for _, source := range c.Sources {
-		if source.Table == "" {
-			continue
-		}
+	sources, err := c.knownSources(ctx)
+	if err != nil {
+		return nil, false, err
+	}
+	for _, source := range sources {
 		table, err := source.Inspect(ctx, c.tx)
 		switch {
 		case err == nil:

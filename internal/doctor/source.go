@@ -24,10 +24,11 @@ func identifiers(tables []*outbox.Table) []pgx.Identifier {
 
 func checkSourceTables(ctx context.Context, c *checker) ([]Finding, error) {
 	var found []Finding
-	for _, source := range c.Sources {
-		if source.Table == "" {
-			continue
-		}
+	sources, err := c.knownSources(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, source := range sources {
 		table, err := source.Inspect(ctx, c.tx)
 		if err != nil {
 			if postgres.Code(err) != "" || postgres.Unavailable(err) || ctx.Err() != nil {

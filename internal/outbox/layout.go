@@ -106,6 +106,9 @@ func (e *noColumnError) Error() string {
 func (l *Layout) find(p part) error {
 	mapped := p.mapped(&l.source.Columns)
 	if mapped == "" {
+		if known, ok := l.source.knownFor(p.role); ok && (known == "" || l.findMapped(p, known) == nil) {
+			return nil
+		}
 		for _, name := range p.names {
 			if p.at = slices.Index(l.columns, name); p.at >= 0 {
 				return nil
@@ -116,6 +119,23 @@ func (l *Layout) find(p part) error {
 		}
 		return nil
 	}
+	return l.findMapped(p, mapped)
+}
+
+// knownFor returns the column or path by which the events have been known so far in a role that identifies them.
+func (s *Source) knownFor(r role) (column string, ok bool) {
+	switch {
+	case s.Known == nil:
+	case r.option == idRole.option && s.Known.ID != "":
+		return s.Known.ID, true
+	case r.option == timeRole.option:
+		return s.Known.Time, true
+	}
+	return "", false
+}
+
+// findMapped fills the field of a part that is a certain column, or a path.
+func (l *Layout) findMapped(p part, mapped string) error {
 	if p.at = slices.Index(l.columns, mapped); p.at >= 0 {
 		return nil
 	}

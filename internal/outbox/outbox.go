@@ -43,6 +43,24 @@ type Source struct {
 	JSONSchema PayloadSchema
 	// TimeZone is the zone of a time column whose type has none, by its IANA name; "" is UTC.
 	TimeZone string
+	// Known are the columns by which the events of the table have been known so far, nil before the first; see KnownBy.
+	Known *KnownBy
+}
+
+// KnownBy are the columns, or paths, by which the events of a table are known. What was found by name stays what it was
+// for as long as it is there, although the table has got a column with a better name or another primary key since: events
+// that are open or owed are compared by it, and rows are found by it. Columns, where it is set, comes first.
+type KnownBy struct {
+	ID   string
+	Time string // "" is none
+	Key  []string
+}
+
+// KnownAs returns the source with the columns by which its events have been known so far.
+func (s *Source) KnownAs(by KnownBy) *Source {
+	known := *s
+	known.Known = &by
+	return &known
 }
 
 // Columns maps what an event needs to columns of a table. An empty field means the first well-known name

@@ -77,6 +77,8 @@ func (s *Source) Inspect(ctx context.Context, db DB) (*Table, error) {
 	if err := t.understand(columns); err != nil {
 		return nil, err
 	}
+	t.Source = s.KnownAs(t.KnownBy()) // whoever inspects it again finds the same
+	t.layout.source = t.Source
 	return t, nil
 }
 
@@ -159,6 +161,9 @@ func (t *Table) understand(columns []column) error {
 
 	key := slices.DeleteFunc(slices.Clone(columns), func(c column) bool { return c.key == 0 })
 	slices.SortFunc(key, func(a, b column) int { return a.key - b.key })
+	if known := s.knownKey(columns); known != nil {
+		key = known
+	}
 	var err error
 	if t.layout, err = s.layout(t.Columns, namesOf(key)); err != nil {
 		return err
@@ -210,6 +215,35 @@ func (t *Table) understand(columns []column) error {
 	}
 	t.findPlace(columns)
 	return nil
+}
+
+// knownKey returns the columns by which rows have been found so far, nil if they are not all there any more.
+func (s *Source) knownKey(columns []column) []column {
+	if s.Known == nil {
+		return nil
+	}
+	var key []column
+	for _, name := range s.Known.Key {
+		at := slices.IndexFunc(columns, func(c column) bool { return c.name == name })
+		if at < 0 {
+			return nil
+		}
+		key = append(key, columns[at])
+	}
+	return key
+}
+
+// KnownBy returns the columns by which the events of the table are known.
+func (t *Table) KnownBy() KnownBy {
+	return KnownBy{ID: t.nameOf(t.layout.id), Time: t.nameOf(t.layout.time), Key: t.Key}
+}
+
+// nameOf is the column of a field, or its path; "" for a field that is not there.
+func (t *Table) nameOf(f field) string {
+	if !f.there() {
+		return ""
+	}
+	return strings.Join(append([]string{t.Columns[f.at]}, f.steps...), ".")
 }
 
 // checkPaths finds out how SQL reads what a path leads to. Of what an event is known by it must read what the stream's

@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"reflect"
 	"sync"
 
 	"github.com/backendstart/walpost/internal/debt"
@@ -34,12 +35,15 @@ func (b *base) inTerm(ctx context.Context, do func(pgx.Tx) error) error {
 	})
 }
 
-// inspect looks up the tables of the sources.
-func (b *base) inspect(ctx context.Context) ([]*outbox.Table, error) {
+// inspect looks up the tables of the sources. known are the columns by which their events have been known so far, by table.
+func (b *base) inspect(ctx context.Context, known map[string]store.KnownBy) ([]*outbox.Table, error) {
 	var tables []*outbox.Table
 	for _, source := range b.Sources {
 		if source.Messages != "" {
 			continue
+		}
+		if recorded, ok := known[tableName(source)]; ok {
+			source = source.KnownAs(outbox.KnownBy(recorded))
 		}
 		table, err := source.Inspect(ctx, b.Pool)
 		if err != nil {
@@ -55,6 +59,24 @@ func (b *base) inspect(ctx context.Context) ([]*outbox.Table, error) {
 		tables = append(tables, table)
 	}
 	return tables, nil
+}
+
+// tableName is the key of a source's table in what is recorded of it.
+func tableName(source *outbox.Source) string { return source.Schema + "." + source.Table }
+
+// recordKnownBy records by which columns events are known, before any of them is recorded under them.
+func (b *base) recordKnownBy(ctx context.Context, s *session) error {
+	now := make(map[string]store.KnownBy)
+	for _, table := range s.tables {
+		by := store.KnownBy(table.KnownBy())
+		if s.record == nil || !reflect.DeepEqual(s.record.KnownBy[tableName(table.Source)], by) {
+			now[tableName(table.Source)] = by
+		}
+	}
+	if len(now) == 0 {
+		return nil
+	}
+	return b.inTerm(ctx, func(tx pgx.Tx) error { return store.WriteKnownBy(ctx, tx, b.Slot, now) })
 }
 
 // noteMissing counts rows that were not marked because they are gone, or hold other events. A service that deletes its

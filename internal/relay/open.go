@@ -141,6 +141,9 @@ func (o *opener) open(ctx context.Context, why *changed) (_ *session, err error)
 	if err := o.repairs.prepareSlot(ctx, s, why); err != nil {
 		return nil, err
 	}
+	if err := o.recordKnownBy(ctx, s); err != nil {
+		return nil, err
+	}
 	taking, cancel := context.WithTimeout(ctx, statementLimit)
 	defer cancel()
 	if err := s.conn.Start(taking, o.Slot, o.Publication); err != nil {
@@ -257,7 +260,11 @@ func (o *opener) connectAndClaim(ctx context.Context) (_ *session, err error) {
 	if s.record, err = store.ReadSlotRecord(ctx, o.Pool, o.Slot); err != nil {
 		return nil, err
 	}
-	if s.tables, err = o.inspect(ctx); err != nil {
+	var known map[string]store.KnownBy
+	if s.record != nil {
+		known = s.record.KnownBy
+	}
+	if s.tables, err = o.inspect(ctx, known); err != nil {
 		return nil, err
 	}
 	if s.published, err = slot.ReadPublished(ctx, o.Pool, o.Publication, o.Sources); err != nil {
@@ -292,7 +299,7 @@ func (o *opener) restartIfReadableAgain(ctx context.Context, err error) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, statementLimit)
 	defer cancel()
-	if tables, inspectErr := o.inspect(ctx); inspectErr != nil || !o.publishes(ctx, tables) {
+	if tables, inspectErr := o.inspect(ctx, nil); inspectErr != nil || !o.publishes(ctx, tables) {
 		return err
 	}
 	return &changed{unreadable, fmt.Sprintf("the stream has rows from when a table was not as it is now (%v)", mismatch)}

@@ -61,11 +61,14 @@ func (w *streamWatch) refreshTables(ctx context.Context, ledger *tableLedger) {
 		if source.Messages != "" {
 			continue
 		}
+		before := known[source.Name]
+		if before != nil { // with the columns by which its events are known
+			source = before.Source
+		}
 		table, err := source.Inspect(ctx, w.Pool)
 		if err != nil {
 			return // who needs the table says so
 		}
-		before := known[source.Name]
 		if before != nil && before.Marks() && !table.Marks() {
 			return // a mark that fails says that the column is gone; without one no one would
 		}

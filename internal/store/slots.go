@@ -30,8 +30,17 @@ type SlotRecord struct {
 	// Confirmed is recorded before it is sent: a replication slot beyond it was moved by another program.
 	Confirmed   event.LSN
 	Fingerprint Fingerprint
+	KnownBy     map[string]KnownBy // by schema.table
 	State       SlotState
 	Ours        bool // the relay made the replication slot, and may drop it
+}
+
+// KnownBy are the columns, or paths, by which the events of a table are known: what was found by name when the first event
+// was recorded stays what it was, although the table has got a column with a better name or another primary key since.
+type KnownBy struct {
+	ID   string   `json:"id,omitempty"`
+	Time string   `json:"time,omitempty"`
+	Key  []string `json:"key,omitempty"` // by which a row is found: the primary key
 }
 
 // Fingerprint is what was published when the relay last compared it. Rows that were written while a table was not
@@ -61,10 +70,10 @@ type PublishedSource struct {
 func ReadSlotRecord(ctx context.Context, q Querier, name string) (*SlotRecord, error) {
 	slot := SlotRecord{Name: name}
 	var confirmed string
-	var fingerprint []byte
+	var fingerprint, knownBy []byte
 	err := q.QueryRow(ctx, `
-		SELECT system_id, timeline, epoch, confirmed::text, fingerprint, state, ours FROM walpost.slots WHERE slot = $1`, name).
-		Scan(&slot.SystemID, &slot.Timeline, &slot.Epoch, &confirmed, &fingerprint, &slot.State, &slot.Ours)
+		SELECT system_id, timeline, epoch, confirmed::text, fingerprint, known_by, state, ours FROM walpost.slots WHERE slot = $1`, name).
+		Scan(&slot.SystemID, &slot.Timeline, &slot.Epoch, &confirmed, &fingerprint, &knownBy, &slot.State, &slot.Ours)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
 	}
@@ -73,6 +82,9 @@ func ReadSlotRecord(ctx context.Context, q Querier, name string) (*SlotRecord, e
 	}
 	if err == nil {
 		err = json.Unmarshal(fingerprint, &slot.Fingerprint)
+	}
+	if err == nil {
+		err = json.Unmarshal(knownBy, &slot.KnownBy)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read what is recorded of slot %q: %w", name, err)
@@ -99,6 +111,19 @@ func ListSlotRecords(ctx context.Context, q Querier) ([]SlotRecord, error) {
 		return nil, fmt.Errorf("read what is recorded of slots: %w", err)
 	}
 	return slots, nil
+}
+
+// WriteKnownBy records by which columns the events of tables are known, by schema.table. What is recorded of other tables
+// stays.
+func WriteKnownBy(ctx context.Context, tx pgx.Tx, slot string, known map[string]KnownBy) error {
+	text, err := json.Marshal(known)
+	if err == nil {
+		_, err = tx.Exec(ctx, `UPDATE walpost.slots SET known_by = known_by || $2::text::jsonb WHERE slot = $1`, slot, string(text))
+	}
+	if err != nil {
+		return fmt.Errorf("record by which columns the events of slot %q are known: %w", slot, err)
+	}
+	return nil
 }
 
 // HasSlots reports whether the schema walpost has the table of slots.

@@ -17,6 +17,7 @@ CREATE TABLE walpost.slots (
     ours         BOOLEAN     NOT NULL DEFAULT true,
     -- Starts in a row after which the process ended within 5 minutes, and not by a clean stop; and the delivery
     -- that is in hand while the relay is in safe mode because of them.
+    known_by     JSONB       NOT NULL DEFAULT '{}',      -- by table: the columns by which its events are known, {"id": ..., "time": ..., "key": [...]}
     unclean_starts INT       NOT NULL DEFAULT 0,
     quarantined  JSONB,
     created_at   TIMESTAMPTZ NOT NULL DEFAULT now(),
