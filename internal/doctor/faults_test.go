@@ -101,7 +101,7 @@ func sources(t *testing.T) map[string]string {
 	return found
 }
 
-// S-10, S-68, S-49, S-88, S-89, S-104, S-105 and S-171, among others.
+// S-10, S-68, S-49, S-88, S-89, S-104, S-105, S-171 and S-183, among others.
 func TestDoctor_findsEachFaultOfADatabaseAndWhatItPrintsFixesIt(t *testing.T) {
 	t.Parallel()
 	for _, f := range databaseFaults {
@@ -355,6 +355,25 @@ var rightFaults = []fault{
 	{name: "is in statistics", check: "foreign-code", level: doctor.Problem, says: "statistics spy of public.outbox (of role ",
 		seed: theirs(theirTest, "CREATE STATISTICS public.spy ON (public.fits(event_type)), id FROM public.outbox"),
 		do:   run("DROP STATISTICS spy")},
+	{name: "is SQL in a text that a function of Postgres runs", check: "foreign-code", level: doctor.Problem, says: "check spy of public.outbox (of role ",
+		seed: theirs("ALTER TABLE public.outbox ADD CONSTRAINT spy CHECK (published_at IS NULL OR ts_rewrite('a', 'SELECT public.theirs()') IS NOT NULL)"),
+		do:   run("ALTER TABLE outbox DROP CONSTRAINT spy")},
+	{name: "is a view that a function of Postgres reads", check: "foreign-code", level: doctor.Problem, says: "check spy of public.outbox (of role ",
+		seed: theirs("ALTER TABLE public.outbox ADD CONSTRAINT spy CHECK (published_at IS NULL OR table_to_xml('pg_class', false, false, '') IS NOT NULL)"),
+		do:   run("ALTER TABLE outbox DROP CONSTRAINT spy")},
+	{name: "is a domain that a check converts to", check: "foreign-code", level: doctor.Problem, says: "of domain public.type_name (of role ",
+		seed: theirs(theirTest, "CREATE DOMAIN public.type_name AS text CHECK (public.fits(VALUE))",
+			"CREATE TYPE public.pair AS (one text, two public.type_name[])",
+			"ALTER TABLE public.outbox ADD CONSTRAINT spy CHECK (published_at IS NULL OR aggregate_id::public.pair IS NULL)"),
+		do: run("ALTER TABLE outbox DROP CONSTRAINT spy")},
+	{name: "is an operator in a generated column", check: "foreign-code", level: doctor.Problem, says: "generated column spy of public.outbox (of role ",
+		seed: theirs("CREATE FUNCTION public.same(a timestamptz, b int) RETURNS bool LANGUAGE sql IMMUTABLE AS 'SELECT true'",
+			"CREATE OPERATOR public.=== (LEFTARG = timestamptz, RIGHTARG = int, FUNCTION = public.same)",
+			"ALTER TABLE public.outbox ADD spy bool GENERATED ALWAYS AS (published_at OPERATOR(public.===) 1) STORED"),
+		do: run("ALTER TABLE outbox DROP spy")},
+	{name: "is the condition of a trigger of Postgres's own", check: "foreign-code", level: doctor.Problem, says: "trigger spy on public.outbox (of role ",
+		seed: theirs(theirTest, "CREATE TRIGGER spy BEFORE UPDATE ON public.outbox FOR EACH ROW WHEN (public.fits(new.event_type)) EXECUTE FUNCTION suppress_redundant_updates_trigger()"),
+		do:   run("DROP TRIGGER spy ON outbox")},
 	{name: "is a rule", check: "foreign-code", level: doctor.Problem, says: "rule spy on public.outbox (of role ",
 		seed: theirs("CREATE RULE spy AS ON UPDATE TO public.outbox DO ALSO SELECT 1"),
 		do:   run("DROP RULE spy ON outbox")},

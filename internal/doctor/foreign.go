@@ -23,53 +23,78 @@ func (f foreign) String() string { return f.What + " (of role " + f.Owner + ")" 
 // casts, and of indexes, statistics and partitions, whose constant parts are computed by each role that plans a query. $1 is the
 // table, $2 the columns that are set, $3 whether rows are deleted. Code of the role itself, of superusers and of Postgres
 // is not foreign.
+//
+// An expression is made of functions and operators, which pg_depend has but for those of Postgres, and it may convert to
+// a type with code of its own: a domain, also inside of an array, a range or a row. Some functions of Postgres run what
+// they are given: SQL in a text, a view by its name, the check of a domain by its number. They are volatile or listed, and
+// stand in the text of the expression only.
 const foreignSQL = `
 	WITH RECURSIVE tables AS (
 		SELECT $1::oid AS oid UNION SELECT i.inhrelid FROM pg_catalog.pg_inherits i JOIN tables ON i.inhparent = tables.oid
-	), types AS (
-		SELECT a.atttypid AS oid FROM pg_catalog.pg_attribute a JOIN tables ON attrelid = tables.oid WHERE a.attnum > 0 AND NOT a.attisdropped
-		UNION SELECT t.typbasetype FROM pg_catalog.pg_type t JOIN types ON types.oid = t.oid WHERE t.typtype = 'd'
-	), reads AS (
-		SELECT 'pg_catalog.pg_class'::pg_catalog.regclass AS class, i.indexrelid AS oid, 'index ' || i.indexrelid::pg_catalog.regclass AS what
-		FROM pg_catalog.pg_index i JOIN tables ON i.indrelid = tables.oid
-		UNION ALL
-		SELECT 'pg_catalog.pg_class'::pg_catalog.regclass, tables.oid, 'partition key of ' || tables.oid::pg_catalog.regclass FROM tables
-		UNION ALL
-		SELECT 'pg_catalog.pg_statistic_ext'::pg_catalog.regclass, s.oid, 'statistics ' || s.stxname || ' of ' || s.stxrelid::pg_catalog.regclass
-		FROM pg_catalog.pg_statistic_ext s JOIN tables ON s.stxrelid = tables.oid
-	), code AS (
-		SELECT 'trigger ' || t.tgname || ' on ' || t.tgrelid::pg_catalog.regclass AS what, p.proowner AS owner, p.pronamespace AS space
-		FROM pg_catalog.pg_trigger t JOIN tables ON t.tgrelid = tables.oid JOIN pg_catalog.pg_proc p ON p.oid = t.tgfoid
+	), triggers AS (
+		SELECT t.* FROM pg_catalog.pg_trigger t JOIN tables ON t.tgrelid = tables.oid
 		WHERE NOT t.tgisinternal AND t.tgenabled <> 'D'
 		  AND (t.tgtype & 8 <> 0 AND $3 OR t.tgtype & 16 <> 0 AND pg_catalog.cardinality($2::text[]) > 0 AND (
 		    t.tgattr::text = '' OR EXISTS (SELECT FROM pg_catalog.pg_attribute a
 		        WHERE a.attrelid = t.tgrelid AND a.attnum = ANY (t.tgattr) AND a.attname::text = ANY ($2))))
+	), expressions AS (
+		SELECT 'pg_catalog.pg_class'::pg_catalog.regclass AS class, i.indexrelid AS oid, 0::oid AS domain, i.indrelid AS of,
+		       'index ' || i.indexrelid::pg_catalog.regclass AS what, NULL AS tree
+		FROM pg_catalog.pg_index i JOIN tables ON i.indrelid = tables.oid
 		UNION ALL
-		SELECT 'check ' || c.conname || CASE WHEN c.contypid <> 0 THEN ' of domain ' || c.contypid::pg_catalog.regtype::text ELSE ' of ' || c.conrelid::pg_catalog.regclass::text END,
-		       p.proowner, p.pronamespace
-		FROM pg_catalog.pg_constraint c
-		JOIN pg_catalog.pg_depend d ON d.classid = 'pg_catalog.pg_constraint'::pg_catalog.regclass AND d.objid = c.oid
+		SELECT 'pg_catalog.pg_class'::pg_catalog.regclass, tables.oid, 0, tables.oid, 'partition key of ' || tables.oid::pg_catalog.regclass, NULL FROM tables
+		UNION ALL
+		SELECT 'pg_catalog.pg_statistic_ext'::pg_catalog.regclass, s.oid, 0, s.stxrelid, 'statistics ' || s.stxname || ' of ' || s.stxrelid::pg_catalog.regclass, NULL
+		FROM pg_catalog.pg_statistic_ext s JOIN tables ON s.stxrelid = tables.oid
+		UNION ALL
+		SELECT 'pg_catalog.pg_attrdef'::pg_catalog.regclass, g.oid, 0, g.adrelid, 'generated column ' || a.attname || ' of ' || g.adrelid::pg_catalog.regclass, NULL
+		FROM pg_catalog.pg_attrdef g JOIN tables ON g.adrelid = tables.oid
+		JOIN pg_catalog.pg_attribute a ON a.attrelid = g.adrelid AND a.attnum = g.adnum AND a.attgenerated <> ''
+		UNION ALL
+		SELECT 'pg_catalog.pg_trigger'::pg_catalog.regclass, t.oid, 0, t.tgrelid, 'trigger ' || t.tgname || ' on ' || t.tgrelid::pg_catalog.regclass, t.tgqual::text
+		FROM triggers t
+		UNION ALL
+		SELECT 'pg_catalog.pg_constraint'::pg_catalog.regclass, c.oid, 0, c.conrelid, 'check ' || c.conname || ' of ' || c.conrelid::pg_catalog.regclass, c.conbin::text
+		FROM pg_catalog.pg_constraint c JOIN tables ON c.conrelid = tables.oid WHERE c.contype = 'c'
+		UNION ALL
+		SELECT 'pg_catalog.pg_constraint'::pg_catalog.regclass, c.oid, c.contypid, 0, 'check ' || c.conname || ' of domain ' || c.contypid::pg_catalog.regtype, c.conbin::text
+		FROM pg_catalog.pg_constraint c WHERE c.contype = 'c' AND c.contypid <> 0
+	), mentions AS (
+		SELECT e.domain, d.refobjid AS oid FROM expressions e
+		JOIN pg_catalog.pg_depend d ON d.classid = e.class AND d.objid = e.oid AND d.refclassid = 'pg_catalog.pg_type'::pg_catalog.regclass
+	), types AS (
+		SELECT a.atttypid AS oid FROM pg_catalog.pg_attribute a JOIN tables ON attrelid = tables.oid WHERE a.attnum > 0 AND NOT a.attisdropped
+		UNION SELECT m.oid FROM mentions m WHERE m.domain = 0
+		UNION SELECT inner_type.oid FROM types, LATERAL (
+			SELECT t.typbasetype AS oid FROM pg_catalog.pg_type t WHERE t.oid = types.oid AND t.typtype = 'd'
+			UNION ALL SELECT t.typelem FROM pg_catalog.pg_type t WHERE t.oid = types.oid AND t.typelem <> 0
+			UNION ALL SELECT r.rngsubtype FROM pg_catalog.pg_range r WHERE r.rngtypid = types.oid OR r.rngmultitypid = types.oid
+			UNION ALL SELECT a.atttypid FROM pg_catalog.pg_type t JOIN pg_catalog.pg_attribute a ON a.attrelid = t.typrelid
+				WHERE t.oid = types.oid AND t.typtype = 'c' AND a.attnum > 0 AND NOT a.attisdropped
+			UNION ALL SELECT m.oid FROM mentions m WHERE m.domain = types.oid
+		) inner_type
+	), code AS (
+		SELECT 'trigger ' || t.tgname || ' on ' || t.tgrelid::pg_catalog.regclass AS what, p.proowner AS owner, p.pronamespace AS space
+		FROM triggers t JOIN pg_catalog.pg_proc p ON p.oid = t.tgfoid
+		UNION ALL
+		SELECT e.what, p.proowner, p.pronamespace
+		FROM expressions e JOIN pg_catalog.pg_depend d ON d.classid = e.class AND d.objid = e.oid
 		    AND d.refclassid IN ('pg_catalog.pg_proc'::pg_catalog.regclass, 'pg_catalog.pg_operator'::pg_catalog.regclass)
 		LEFT JOIN pg_catalog.pg_operator o ON d.refclassid = 'pg_catalog.pg_operator'::pg_catalog.regclass AND o.oid = d.refobjid
 		JOIN pg_catalog.pg_proc p ON p.oid = coalesce(o.oprcode::oid, d.refobjid)
-		WHERE c.contype = 'c' AND (c.conrelid IN (SELECT oid FROM tables) OR c.contypid IN (SELECT oid FROM types))
+		WHERE e.domain = 0 OR e.domain IN (SELECT oid FROM types)
 		UNION ALL
-		SELECT reads.what, p.proowner, p.pronamespace
-		FROM reads JOIN pg_catalog.pg_depend d ON d.classid = reads.class AND d.objid = reads.oid
-		    AND d.refclassid IN ('pg_catalog.pg_proc'::pg_catalog.regclass, 'pg_catalog.pg_operator'::pg_catalog.regclass)
-		LEFT JOIN pg_catalog.pg_operator o ON d.refclassid = 'pg_catalog.pg_operator'::pg_catalog.regclass AND o.oid = d.refobjid
-		JOIN pg_catalog.pg_proc p ON p.oid = coalesce(o.oprcode::oid, d.refobjid)
+		SELECT e.what, coalesce(c.relowner, t.typowner), 0
+		FROM expressions e LEFT JOIN pg_catalog.pg_class c ON c.oid = e.of LEFT JOIN pg_catalog.pg_type t ON t.oid = e.domain
+		WHERE (e.domain = 0 OR e.domain IN (SELECT oid FROM types)) AND EXISTS (
+			SELECT FROM pg_catalog.regexp_matches(e.tree, ':funcid ([0-9]+)', 'g') f JOIN pg_catalog.pg_proc p ON p.oid = f[1]::oid
+			WHERE p.pronamespace = 'pg_catalog'::pg_catalog.regnamespace
+			  AND (p.provolatile = 'v' AND p.proname <> ALL ('{clock_timestamp,timeofday,random,random_normal,gen_random_uuid,uuidv4,uuidv7,nextval,currval,lastval}')
+			    OR p.proname ~ '_to_xml|^(domain|array|record|range|multirange)_(in|recv)$|^pg_input_'))
 		UNION ALL
 		SELECT 'cast of ' || c.castsource::pg_catalog.regtype || ' to ' || c.casttarget::pg_catalog.regtype, p.proowner, p.pronamespace
 		FROM pg_catalog.pg_cast c JOIN pg_catalog.pg_proc p ON p.oid = c.castfunc
 		WHERE c.castsource IN (SELECT oid FROM types) OR c.casttarget IN (SELECT oid FROM types)
-		UNION ALL
-		SELECT 'generated column ' || a.attname || ' of ' || g.adrelid::pg_catalog.regclass, p.proowner, p.pronamespace
-		FROM pg_catalog.pg_attrdef g JOIN tables ON g.adrelid = tables.oid
-		JOIN pg_catalog.pg_attribute a ON a.attrelid = g.adrelid AND a.attnum = g.adnum AND a.attgenerated <> ''
-		JOIN pg_catalog.pg_depend d ON d.classid = 'pg_catalog.pg_attrdef'::pg_catalog.regclass AND d.objid = g.oid
-		    AND d.refclassid = 'pg_catalog.pg_proc'::pg_catalog.regclass
-		JOIN pg_catalog.pg_proc p ON p.oid = d.refobjid
 		UNION ALL
 		SELECT 'rule ' || r.rulename || ' on ' || r.ev_class::pg_catalog.regclass, c.relowner, 0
 		FROM pg_catalog.pg_rewrite r JOIN tables ON r.ev_class = tables.oid JOIN pg_catalog.pg_class c ON c.oid = r.ev_class
