@@ -18,6 +18,12 @@ import (
 // askLimit is how long a running relay may take for an answer that it has in memory.
 const askLimit = 3 * time.Second
 
+// An answer is what the relay remembers: 10,000 attempts with the begin of an error each; a line is one of them.
+const (
+	maxAnswer = 64 << 20
+	maxLine   = 1 << 20
+)
+
 // asked is a running relay, as a command reaches it over its ops API.
 type asked struct {
 	url    string // as it is said
@@ -115,7 +121,12 @@ func (a *asked) get(ctx context.Context, path string, query url.Values, into any
 	}
 	defer body.Close()
 	defer a.client.CloseIdleConnections()
-	if err := json.NewDecoder(body).Decode(into); err != nil {
+	limited := &io.LimitedReader{R: body, N: maxAnswer}
+	err = json.NewDecoder(limited).Decode(into)
+	if err != nil && limited.N <= 0 {
+		err = fmt.Errorf("an answer longer than %d bytes", maxAnswer)
+	}
+	if err != nil {
 		return fmt.Errorf("ask the relay at %s: it does not answer as walpost does: %w", a.url, err)
 	}
 	return nil

@@ -1,6 +1,8 @@
 package cli
 
 import (
+	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -88,7 +90,7 @@ func (t *tail) run(ctx context.Context) error {
 			switch {
 			case ctx.Err() != nil:
 				return nil
-			case errors.As(err, &failed):
+			case errors.As(err, &failed), errors.As(err, &refused):
 				return err
 			}
 			fmt.Fprintf(t.err, "walpost: the relay at %s does not answer any more; waiting for it\n", t.relay.url)
@@ -122,13 +124,17 @@ type outputError struct{ error }
 
 // print writes lines until the stream ends, which it does with an error.
 func (t *tail) print(stream io.Reader) error {
-	lines := json.NewDecoder(stream)
+	lines := bufio.NewScanner(stream)
+	lines.Buffer(nil, maxLine)
 	for {
-		var raw json.RawMessage
-		var line admin.Line
-		if err := lines.Decode(&raw); err != nil {
-			return err
+		if !lines.Scan() {
+			if errors.Is(lines.Err(), bufio.ErrTooLong) {
+				return refusedError{fmt.Errorf("ask the relay at %s: it does not answer as walpost does: a line longer than %d bytes", t.relay.url, maxLine)}
+			}
+			return cmp.Or(lines.Err(), io.EOF)
 		}
+		raw := lines.Bytes()
+		var line admin.Line
 		if err := json.Unmarshal(raw, &line); err != nil {
 			return err
 		}
