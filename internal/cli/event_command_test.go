@@ -301,13 +301,13 @@ func TestTail_endsWhenNoOneTakesWhatItPrints(t *testing.T) {
 func TestTail_saysWhatIsLeftOut(t *testing.T) {
 	var out, errs strings.Builder
 	people := &tail{out: &out, err: &errs}
-	people.print(strings.NewReader(`{"missed": 12}`+"\n"+`{"after": 99}`))
+	people.print(strings.NewReader(`{"missed": 12}` + "\n" + `{"after": 99}`))
 	if people.after != 99 || out.String() != "" || !strings.Contains(errs.String(), "12 attempts") {
 		t.Errorf("people: after %d, %q %q", people.after, out.String(), errs.String())
 	}
 	errs.Reset()
 	programs := &tail{tailCommand: tailCommand{JSON: true}, out: &out, err: &errs}
-	programs.print(strings.NewReader(`{"missed": 12}`+"\n"+`{"after": 99}`))
+	programs.print(strings.NewReader(`{"missed": 12}` + "\n" + `{"after": 99}`))
 	if got, want := out.String(), "{\"missed\": 12}\n"; got != want || errs.String() != "" {
 		t.Errorf("programs: %q %q, want %q", got, errs.String(), want)
 	}
