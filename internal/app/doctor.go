@@ -39,7 +39,7 @@ func probeOf(s config.Subscriber) func(context.Context) error {
 		return nil
 	}
 	return func(ctx context.Context) error {
-		built, err := Subscribers()[s.Kind](Room{Config: s, Log: slog.New(slog.DiscardHandler)})
+		built, err := Subscribers()[s.Kind](Resources{Config: s, Log: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			return err
 		}

@@ -114,7 +114,7 @@ func newRelay(ctx context.Context, options config.Relay, mail config.Mail, kinds
 		b.close()
 		return nil, err
 	}
-	subscribers, err := kinds.build(options.Flow, Room{Pool: b.pools[1], Slot: options.Slot, Log: log.Logger, Mail: mail})
+	subscribers, err := kinds.build(options.Flow, Resources{Pool: b.pools[1], Slot: options.Slot, Log: log.Logger, Mail: mail})
 	b.subscribers = subscribers
 	if err != nil {
 		b.close()

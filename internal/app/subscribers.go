@@ -18,10 +18,10 @@ import (
 )
 
 // Kinds are the subscribers that a configuration can name, by kind.
-type Kinds map[string]func(Room) (subscriber.Subscriber, error)
+type Kinds map[string]func(Resources) (subscriber.Subscriber, error)
 
-// Room is what a subscriber may use.
-type Room struct {
+// Resources is what a subscriber may use.
+type Resources struct {
 	Pool   *postgres.Pool
 	Slot   string // part of the key in walpost.inbox
 	Log    *slog.Logger
@@ -36,25 +36,25 @@ type Room struct {
 // Subscribers returns the built-in kinds. A new subscriber is a line here and a file of its own.
 func Subscribers() Kinds {
 	return Kinds{
-		"achievements": func(r Room) (subscriber.Subscriber, error) {
+		"achievements": func(r Resources) (subscriber.Subscriber, error) {
 			return lessons.NewAchievements(r.Pool, r.Slot, r.Log), nil
 		},
-		"analytics": func(r Room) (subscriber.Subscriber, error) {
+		"analytics": func(r Resources) (subscriber.Subscriber, error) {
 			return lessons.NewAnalytics(r.Pool, r.Slot, r.Log), nil
 		},
 		"notifications": newNotifications,
-		"recommendations": func(r Room) (subscriber.Subscriber, error) {
+		"recommendations": func(r Resources) (subscriber.Subscriber, error) {
 			return lessons.NewRecommendations(r.Pool, r.Slot, r.Log), nil
 		},
-		"file": func(r Room) (subscriber.Subscriber, error) {
+		"file": func(r Resources) (subscriber.Subscriber, error) {
 			o := fileOptions(r.Config)
 			o.Envelope = r.envelope()
 			return file.New(o)
 		},
-		"stdout": func(r Room) (subscriber.Subscriber, error) {
+		"stdout": func(r Resources) (subscriber.Subscriber, error) {
 			return file.NewStdout(r.Config.Name, r.Config.Format, r.envelope(), os.Stdout)
 		},
-		"webhook": func(r Room) (subscriber.Subscriber, error) {
+		"webhook": func(r Resources) (subscriber.Subscriber, error) {
 			o := webhookOptions(r.Config)
 			o.SeveralSources, o.Zones = r.SeveralSources, r.Zones
 			return webhook.New(o)
@@ -62,7 +62,7 @@ func Subscribers() Kinds {
 	}
 }
 
-func newNotifications(r Room) (subscriber.Subscriber, error) {
+func newNotifications(r Resources) (subscriber.Subscriber, error) {
 	if r.Mail.SMTPURL == "" {
 		return lessons.NewNotifications(r.Pool, r.Slot, r.Log, lessons.NewLogNotifier(r.Log)), nil
 	}
@@ -73,7 +73,7 @@ func newNotifications(r Room) (subscriber.Subscriber, error) {
 	return lessons.NewNotifications(r.Pool, r.Slot, r.Log, notifier), nil
 }
 
-func (r Room) envelope() envelope.Writer {
+func (r Resources) envelope() envelope.Writer {
 	return envelope.Writer{SeveralSources: r.SeveralSources, Zones: r.Zones}
 }
 
@@ -128,17 +128,17 @@ func webhookOptions(s config.Subscriber) webhook.Options {
 // Names returns the kinds in the order of their names.
 func (k Kinds) Names() []string { return slices.Sorted(maps.Keys(k)) }
 
-// build makes the subscribers of a flow, in its order. room is what they share.
-func (k Kinds) build(flow config.Flow, room Room) ([]subscriber.Subscriber, error) {
+// build makes the subscribers of a flow, in its order. shared is what all of them may use.
+func (k Kinds) build(flow config.Flow, shared Resources) ([]subscriber.Subscriber, error) {
 	var built []subscriber.Subscriber
 	var errs []error
-	room.Zones = make(map[string]*time.Location)
+	shared.Zones = make(map[string]*time.Location)
 	for _, source := range flow.Sources {
-		room.Zones[source.Name] = source.Location()
+		shared.Zones[source.Name] = source.Location()
 	}
 	for _, options := range flow.Subscribers {
-		r := room
-		r.Config, r.Log = options, room.Log.With("subscriber", options.Name)
+		r := shared
+		r.Config, r.Log = options, shared.Log.With("subscriber", options.Name)
 		r.SeveralSources = len(options.Sources) > 1 || len(options.Sources) == 0 && len(flow.Sources) > 1
 		sub, err := k[options.Kind](r)
 		switch {

@@ -21,7 +21,7 @@ func TestSubscribers_keepTheContract(t *testing.T) {
 		}
 		t.Run(name, func(t *testing.T) {
 			subscribertest.Run(t, func(t *testing.T, pool *postgres.Pool, slot string) subscriber.Subscriber {
-				built, err := build(Room{Pool: pool, Slot: slot, Log: discard})
+				built, err := build(Resources{Pool: pool, Slot: slot, Log: discard})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -32,7 +32,7 @@ func TestSubscribers_keepTheContract(t *testing.T) {
 }
 
 func TestSubscribers_areThoseThatTheDefaultConfigurationNames(t *testing.T) {
-	built, err := Subscribers().build(config.Lessons(), Room{Log: discard})
+	built, err := Subscribers().build(config.Lessons(), Resources{Log: discard})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,10 +43,10 @@ func TestSubscribers_areThoseThatTheDefaultConfigurationNames(t *testing.T) {
 	}
 	flow := config.Lessons()
 	flow.Subscribers[0].Name = "medals"
-	if _, err := Subscribers().build(flow, Room{Log: discard}); err == nil {
+	if _, err := Subscribers().build(flow, Resources{Log: discard}); err == nil {
 		t.Error("a subscriber under another name would share its inbox with the first")
 	}
-	if _, err := Subscribers().build(config.Lessons(), Room{Log: discard, Mail: config.Mail{SMTPURL: "gopher://mail"}}); err == nil {
+	if _, err := Subscribers().build(config.Lessons(), Resources{Log: discard, Mail: config.Mail{SMTPURL: "gopher://mail"}}); err == nil {
 		t.Error("a mail server with an unknown protocol is taken")
 	}
 }

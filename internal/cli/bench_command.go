@@ -237,11 +237,11 @@ func writeAllocs(path string) error {
 // benchKinds adds the subscribers of the bench.
 func benchKinds(kinds app.Kinds) app.Kinds {
 	kinds = maps.Clone(kinds)
-	kinds["bench-noop"] = func(r app.Room) (subscriber.Subscriber, error) { return bench.Noop(r.Config.Name), nil }
-	kinds["bench-down"] = func(r app.Room) (subscriber.Subscriber, error) {
+	kinds["bench-noop"] = func(r app.Resources) (subscriber.Subscriber, error) { return bench.Noop(r.Config.Name), nil }
+	kinds["bench-down"] = func(r app.Resources) (subscriber.Subscriber, error) {
 		return bench.Down{Noop: bench.Noop(r.Config.Name)}, nil
 	}
-	kinds["bench-slow"] = func(r app.Room) (subscriber.Subscriber, error) {
+	kinds["bench-slow"] = func(r app.Resources) (subscriber.Subscriber, error) {
 		return bench.Slow{Noop: bench.Noop(r.Config.Name)}, nil
 	}
 	return kinds
@@ -251,7 +251,7 @@ func benchKinds(kinds app.Kinds) app.Kinds {
 func watched(kinds app.Kinds, watcher *bench.Watcher) app.Kinds {
 	all := app.Kinds{}
 	for name, build := range kinds {
-		all[name] = func(r app.Room) (subscriber.Subscriber, error) {
+		all[name] = func(r app.Resources) (subscriber.Subscriber, error) {
 			sub, err := build(r)
 			if err != nil {
 				return nil, err

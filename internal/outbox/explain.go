@@ -35,7 +35,11 @@ func (t *Table) explain(ctx context.Context, tx pgx.Tx, err error) error {
 		return fmt.Errorf("%w: another publication carries updates of this table, which has no replica identity: give it a primary key, "+
 			"or %s, or take it off that publication, %s", err, advice.SetReplicaIdentity(t.identifier()), way)
 	case code == "42703": // undefined_column
-		return fmt.Errorf("%w: one of the columns that a mark writes, %s, is gone from %s or has another name: give it back as it was, %s", err, t.updated(), t.sql(), way)
+		back := "give it back as it was"
+		if t.Published == "published_at" && !t.boolean { // with its rows published, so that they are not all sent again
+			back += fmt.Sprintf("; if published_at was dropped: %s", advice.AddPublishedColumn(t.identifier()))
+		}
+		return fmt.Errorf("%w: one of the columns that a mark writes, %s, is gone from %s or has another name: %s, %s", err, t.updated(), t.sql(), back, way)
 	case code == "42501": // insufficient_privilege
 		if t.hasPolicies(ctx, tx) {
 			return fmt.Errorf("%w: row level security of %s is in force for the relay's role: %s, "+

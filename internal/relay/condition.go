@@ -104,17 +104,27 @@ func (c *condition) isStuck() bool {
 
 func (c *condition) setTrouble(problem string) { c.setProblem(&c.trouble, problem) }
 func (c *condition) setHeld(problem string)    { c.setProblem(&c.held, problem) }
-func (c *condition) setSilent(problem string)  { c.setProblem(&c.silent, problem) }
+
+// setSilent logs the beginning of a silence alone: its figures grow with each look.
+func (c *condition) setSilent(problem string) {
+	if before := c.replace(&c.silent, problem); problem != "" && before == "" {
+		c.log.Error("the relay is not well", "problem", problem)
+	}
+}
 
 // setProblem replaces a problem for which the relay is not ready, "" for none, and logs it once.
 func (c *condition) setProblem(shown *string, problem string) {
-	c.mu.Lock()
-	before := *shown
-	*shown = problem
-	c.mu.Unlock()
-	if problem != "" && problem != before {
+	if before := c.replace(shown, problem); problem != "" && problem != before {
 		c.log.Error("the relay is not well", "problem", problem)
 	}
+}
+
+func (c *condition) replace(shown *string, problem string) (before string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	before = *shown
+	*shown = problem
+	return before
 }
 
 func (c *condition) setAwaited(problem string) {

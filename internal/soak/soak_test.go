@@ -41,7 +41,7 @@ func program() int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	kinds := app.Subscribers()
-	kinds["ledger"] = func(r app.Room) (subscriber.Subscriber, error) {
+	kinds["ledger"] = func(r app.Resources) (subscriber.Subscriber, error) {
 		return &ledger{name: r.Config.Name, pool: r.Pool}, nil
 	}
 	return cli.Main(ctx, cli.Process{
