@@ -23,16 +23,16 @@ func TestDoctor_exitCodeTellsProblemsFromWarnings(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, stdout)
 		}
 	}
-	db.Exec("CREATE PUBLICATION walpost")
+	db.Exec("CREATE PUBLICATION walpost") // without the table, and of someone else: a relay does not start
 	code, stdout, stderr = execute(t, env, "doctor", "--json")
-	if code != exitFailed || !strings.Contains(stderr, "the doctor found problems: 1") {
+	if code != exitFailed || !strings.Contains(stderr, "the doctor found problems: 2") {
 		t.Errorf("exit code %d with a problem, want %d: %s", code, exitFailed, stderr)
 	}
 	var report doctor.Report
 	if err := json.Unmarshal([]byte(stdout), &report); err != nil {
 		t.Fatal(err)
 	}
-	if report.Count(doctor.Problem) != 1 || len(report.Findings) != len(doctor.Checks()) {
+	if report.Count(doctor.Problem) != 2 || len(report.Findings) != len(doctor.Checks()) {
 		t.Errorf("the report is %s", stdout)
 	}
 	if code, _, stderr := execute(t, env, "doctor", "--standby=postgres://a@b@c"); code != exitUsage || !strings.Contains(stderr, "standby_url") {

@@ -177,7 +177,11 @@ func (c *checker) record(ctx context.Context) (*store.SlotRecord, error) {
 
 // knownSources are the sources that have a table, with the columns by which their events have been known so far.
 func (c *checker) knownSources(ctx context.Context) ([]*outbox.Source, error) {
-	record, err := c.record(ctx)
+	var record *store.SlotRecord
+	may, err := store.MayReadSlots(ctx, c.tx)
+	if err == nil && may {
+		record, err = store.ReadSlotRecord(ctx, c.tx, c.Slot)
+	}
 	if err != nil {
 		return nil, err
 	}

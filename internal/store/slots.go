@@ -126,6 +126,16 @@ func WriteKnownBy(ctx context.Context, tx pgx.Tx, slot string, known map[string]
 	return nil
 }
 
+// MayReadSlots reports whether the schema walpost has the table of slots and the role may read it. Unlike HasSlots it asks
+// the catalogue alone, and is no error for a role without rights.
+func MayReadSlots(ctx context.Context, q Querier) (may bool, err error) {
+	err = q.QueryRow(ctx, `
+		SELECT EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+		WHERE n.nspname = 'walpost' AND c.relname = 'slots'
+		  AND pg_catalog.has_schema_privilege(n.oid, 'USAGE') AND pg_catalog.has_table_privilege(c.oid, 'SELECT'))`).Scan(&may)
+	return may, err
+}
+
 // HasSlots reports whether the schema walpost has the table of slots.
 func HasSlots(ctx context.Context, q Querier) (there bool, err error) {
 	err = q.QueryRow(ctx, `SELECT pg_catalog.to_regclass('walpost.slots') IS NOT NULL`).Scan(&there)
