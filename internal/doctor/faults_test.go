@@ -20,6 +20,7 @@ import (
 	"github.com/backendstart/walpost/internal/doctor"
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/internal/sink/file"
 	"github.com/backendstart/walpost/internal/testdb"
 	"github.com/backendstart/walpost/migrations"
 )
@@ -500,6 +501,20 @@ var sourceFaults = []fault{
 		seed: func(h *harness) { h.options.Sources = []*outbox.Source{{Name: "lessons", Messages: "lessons"}} },
 		do: func(h *harness) {
 			h.options.Sources = []*outbox.Source{{Name: "lessons", Schema: "public", Table: "outbox", Mark: true}}
+		}},
+	{name: "writes to a folder that is not there", check: "destinations", level: doctor.Warning, says: "its destination takes nothing now",
+		seed: func(h *harness) {
+			h.folder = filepath.Join(h.t.TempDir(), "events")
+			events, err := file.New(file.Options{Name: "archive", Path: filepath.Join(h.folder, "events.ndjson")})
+			if err != nil {
+				h.t.Fatal(err)
+			}
+			h.options.Subscribers = append(h.options.Subscribers, doctor.Subscriber{Name: "archive", Probe: events.Probe})
+		},
+		do: func(h *harness) {
+			if err := os.Mkdir(h.folder, 0o755); err != nil {
+				h.t.Fatal(err)
+			}
 		}},
 	{name: "gives numbers to a receiver", check: "event-ids", level: doctor.Warning, says: "are numbers, and go to billing",
 		seed: func(h *harness) {

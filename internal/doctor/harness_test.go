@@ -42,6 +42,7 @@ type harness struct {
 	db      *testdb.DB
 	options doctor.Options
 	end     func() // of what a fault has begun
+	folder  string // of a destination
 }
 
 // newServerWithArguments returns a sound server whose postgres gets what stands in a file "arguments" of its folder.
