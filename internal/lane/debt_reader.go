@@ -350,7 +350,7 @@ func (d *debtReader) recordUnopened() error {
 	ctx, cancel := context.WithDeadline(context.Background(), deadline)
 	defer cancel()
 	if err := d.loadDebt(ctx); err != nil {
-		return fmt.Errorf("subscriber %q: %d open deliveries could not be recorded as owed and come again: %w", l.Name(), open, err)
+		return fmt.Errorf("subscriber %q: %s could not be recorded as owed and will come again: %w", l.Name(), printable.Count(int64(open), "open delivery"), err)
 	}
 	return d.recordOpen(deadline)
 }

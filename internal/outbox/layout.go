@@ -106,8 +106,10 @@ func (e *noColumnError) Error() string {
 func (l *Layout) find(p part) error {
 	mapped := p.mapped(&l.source.Columns)
 	if mapped == "" {
-		if known, ok := l.source.knownFor(p.role); ok && (known == "" || l.findMapped(p, known) == nil) {
-			return nil
+		if known, ok := l.source.knownFor(p.role); ok {
+			if p.at = -1; known == "" || l.findMapped(p, known) == nil {
+				return nil
+			}
 		}
 		for _, name := range p.names {
 			if p.at = slices.Index(l.columns, name); p.at >= 0 {

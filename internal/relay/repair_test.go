@@ -358,7 +358,7 @@ func TestRelay_stopsWithWordsInsteadOfARepairIfItIsTold(t *testing.T) {
 			sub := subscribertest.Recording()
 			o := options(t, db, sub)
 			o.StopOnLostSlot = true
-			wantWords(t, start(t, o).refused(), "may be missing", "2 rows", "--on-lost-slot=repair")
+			wantWords(t, start(t, o).refused(), "may be missing", "unpublished: 2", "--on-lost-slot=repair")
 			o = options(t, db, sub)
 			streaming(t, o)
 			if got := sub.AwaitDelivered(t, 2); !slices.Equal(got, numbered("missing", 2)) {

@@ -40,9 +40,9 @@ func TestSoak_benchHasARowForEveryBarAndLeavesNothing(t *testing.T) {
 	}
 	t.Log(table.String())
 	for _, want := range []string{
-		"no-op, 1-row transactions: rate", "no-op, 1-row transactions: client CPU", "no-op, 1-row transactions: allocations",
-		"no-op, transactions of 100: rate", "no-op, transactions of 100: client CPU", "no-op, transactions of 100: allocations",
-		"no-op, one huge transaction: rate", "no-op, one huge transaction: client CPU", "no-op, one huge transaction: allocations",
+		"1-row transactions of 250 B: rate", "1-row transactions of 250 B: client CPU", "1-row transactions of 250 B: allocations",
+		"transactions of 100 of 250 B: rate", "transactions of 100 of 250 B: client CPU", "transactions of 100 of 250 B: allocations",
+		"one huge transaction of 250 B: rate", "one huge transaction of 250 B: client CPU", "one huge transaction of 250 B: allocations",
 		"falling into debt", "four built-in subscribers", "webhooks of", "commit to handler: p50", "commit to handler: p99",
 		"with four database subscribers: p99", "producer's inserts", "idle relay: share of a core", "idle relay: rows written",
 		"completions of walpost api", "peak memory, noop", "peak memory, debt", "peak memory, builtin", "peak memory, webhook",
