@@ -73,7 +73,7 @@ func (c *checker) facts(ctx context.Context) (f slot.Facts, err error) {
 		if f.Server.Check() != nil {
 			return f, errForeignSlot
 		}
-		f.Awaiting = f.Server.Active // whoever reads it does the second pass
+		f.Awaiting = f.Server.Active // the relay that reads it does the second pass
 	}
 	if f.Record, err = c.record(ctx); err != nil {
 		return f, err

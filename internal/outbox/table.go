@@ -77,7 +77,7 @@ func (s *Source) Inspect(ctx context.Context, db DB) (*Table, error) {
 	if err := t.understand(columns); err != nil {
 		return nil, err
 	}
-	t.Source = s.KnownAs(t.KnownBy()) // whoever inspects it again finds the same
+	t.Source = s.KnownAs(t.KnownBy()) // the next inspection finds the same
 	t.layout.source = t.Source
 	return t, nil
 }
