@@ -35,7 +35,7 @@ func (a *Service) knownSources(ctx context.Context) (sources []*outbox.Source, s
 			named := *source
 			named.Name = recorded[at].Name
 			source = &named
-			if by, ok := slot.KnownBy[source.Schema+"."+source.Table]; ok {
+			if by, ok := slot.KnownOf(source.Schema, source.Table); ok {
 				source = source.KnownAs(outbox.KnownBy(by))
 			}
 		case source.Messages == "":

@@ -190,10 +190,8 @@ func (c *checker) knownSources(ctx context.Context) ([]*outbox.Source, error) {
 		if source.Table == "" {
 			continue
 		}
-		if record != nil {
-			if by, ok := record.KnownBy[source.Schema+"."+source.Table]; ok {
-				source = source.KnownAs(outbox.KnownBy(by))
-			}
+		if by, ok := record.KnownOf(source.Schema, source.Table); ok {
+			source = source.KnownAs(outbox.KnownBy(by))
 		}
 		sources = append(sources, source)
 	}

@@ -35,15 +35,15 @@ func (b *base) inTerm(ctx context.Context, do func(pgx.Tx) error) error {
 	})
 }
 
-// inspect looks up the tables of the sources. known are the columns by which their events have been known so far, by table.
-func (b *base) inspect(ctx context.Context, known map[string]store.KnownBy) ([]*outbox.Table, error) {
+// inspect looks up the tables of the sources. record, which may be nil, tells by which columns their events are known.
+func (b *base) inspect(ctx context.Context, record *store.SlotRecord) ([]*outbox.Table, error) {
 	var tables []*outbox.Table
 	for _, source := range b.Sources {
 		if source.Messages != "" {
 			continue
 		}
-		if recorded, ok := known[tableName(source)]; ok {
-			source = source.KnownAs(outbox.KnownBy(recorded))
+		if by, ok := record.KnownOf(source.Schema, source.Table); ok {
+			source = source.KnownAs(outbox.KnownBy(by))
 		}
 		table, err := source.Inspect(ctx, b.Pool)
 		if err != nil {
@@ -61,16 +61,14 @@ func (b *base) inspect(ctx context.Context, known map[string]store.KnownBy) ([]*
 	return tables, nil
 }
 
-// tableName is the key of a source's table in what is recorded of it.
-func tableName(source *outbox.Source) string { return source.Schema + "." + source.Table }
-
 // recordKnownBy records by which columns events are known, before any of them is recorded under them.
 func (b *base) recordKnownBy(ctx context.Context, s *session) error {
 	now := make(map[string]store.KnownBy)
 	for _, table := range s.tables {
 		by := store.KnownBy(table.KnownBy())
-		if s.record == nil || !reflect.DeepEqual(s.record.KnownBy[tableName(table.Source)], by) {
-			now[tableName(table.Source)] = by
+		schema, name := table.Source.Schema, table.Source.Table
+		if before, ok := s.record.KnownOf(schema, name); !ok || !reflect.DeepEqual(before, by) {
+			now[store.RelationName(schema, name)] = by
 		}
 	}
 	if len(now) == 0 {

@@ -233,7 +233,7 @@ func (o *opener) connectAndClaim(ctx context.Context) (_ *session, err error) {
 			return nil, err
 		}
 		if s.slot.Active && s.slot.Confirmed != 0 {
-			// Nothing is touched that belongs to whoever reads it. After a broken connection that can be
+			// Nothing is touched that belongs to the reader of the slot. After a broken connection that can be
 			// our own last session, until the server notices.
 			if err := o.lead.evict(ctx, s.slot.ActivePID); err != nil {
 				return nil, err
@@ -260,11 +260,7 @@ func (o *opener) connectAndClaim(ctx context.Context) (_ *session, err error) {
 	if s.record, err = store.ReadSlotRecord(ctx, o.Pool, o.Slot); err != nil {
 		return nil, err
 	}
-	var known map[string]store.KnownBy
-	if s.record != nil {
-		known = s.record.KnownBy
-	}
-	if s.tables, err = o.inspect(ctx, known); err != nil {
+	if s.tables, err = o.inspect(ctx, s.record); err != nil {
 		return nil, err
 	}
 	if s.published, err = slot.ReadPublished(ctx, o.Pool, o.Publication, o.Sources); err != nil {

@@ -43,6 +43,17 @@ type KnownBy struct {
 	Key  []string `json:"key,omitempty"` // by which a row is found: the primary key
 }
 
+// KnownOf returns by which columns the events of a table are known; false where nothing is recorded, also of the slot.
+func (r *SlotRecord) KnownOf(schema, table string) (by KnownBy, ok bool) {
+	if r != nil {
+		by, ok = r.KnownBy[RelationName(schema, table)]
+	}
+	return by, ok
+}
+
+// RelationName is the name of a table as a key of what is recorded of it.
+func RelationName(schema, table string) string { return schema + "." + table }
+
 // Fingerprint is what was published when the relay last compared it. Rows that were written while a table was not
 // published are in the table and not in the stream, and no message tells of it. (docs/postgres.md §3)
 type Fingerprint struct {
