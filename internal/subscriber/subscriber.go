@@ -62,6 +62,23 @@ type BatchSubscriber interface {
 	HandleBatch(ctx context.Context, deliveries []Delivery) error
 }
 
+// A Pipeline takes deliveries and reports on each of them later, as brokers do that acknowledge records and not calls.
+//
+// The lane has at most one call under way per key, until the last delivery of that key in it is reported: a pipeline may
+// report in any order. An event of the key that failed is followed in the same call by later ones: a pipeline that cannot
+// keep them from being stored reports them as they ended, and one that has not sent them reports ErrHeld.
+type Pipeline interface {
+	Subscriber
+	// Send hands over deliveries, in commit order per key, and returns when there is room for more. It calls done
+	// exactly once for each of them, by its index, from any goroutine, also before Send returns and also when ctx has
+	// ended. done is quick and never calls back. ctx lives as long as the leadership under which the deliveries go out;
+	// it has no deadline of a call. The slice belongs to the pipeline until the last delivery is reported.
+	Send(ctx context.Context, deliveries []Delivery, done func(i int, err error))
+	// Abort returns once nothing that was sent can reach the destination any more, or when ctx ends. What it gives up is
+	// reported with an error. Send may be called again afterwards, under another leadership.
+	Abort(ctx context.Context) error
+}
+
 // A Prober can tell whether its destination would take events, without sending one: reachable, there, with rights. It is
 // asked by people, through walpost doctor, and by no delivery. A subscriber that keeps connections or files is an
 // io.Closer as well: it is made once in a process, outlives each rebuild of the pipeline, and is closed when the lanes have
