@@ -25,21 +25,26 @@ func DoctorOptions(o config.Relay) doctor.Options {
 		filter.Types = typesOf(s)
 		options.Subscribers = append(options.Subscribers, doctor.Subscriber{
 			Name: s.Name, RenamedFrom: s.RenamedFrom, Timeout: s.Timeout.Std(), StallAfter: s.StallAfter.Std(), Tables: tablesOf[s.Kind],
-			Outside: Keys()[s.Kind] != nil, Sources: s.Sources,
+			Outside: s.Options != nil, Sources: s.Sources,
 			Filter: filter, Probe: probeOf(s),
 		})
 	}
 	return options
 }
 
-// probeOf asks the destination of a subscriber, nil where there is none to ask, or where its address is not known: the
-// doctor needs no secret and no variable that only deliveries need.
+// probeOf asks the destination of a subscriber, nil where there is none to ask, or where its options are not all known:
+// the doctor needs no secret and no variable that only deliveries need.
 func probeOf(s config.Subscriber) func(context.Context) error {
-	if Checks()[s.Kind] == nil || s.Kind == "webhook" && s.URL == "" {
+	if s.Options == nil {
+		return nil
+	}
+	known := true
+	s.Options.Check(s, func(string, error) { known = false })
+	if !known {
 		return nil
 	}
 	return func(ctx context.Context) error {
-		built, err := Subscribers()[s.Kind](Resources{Config: s, Log: slog.New(slog.DiscardHandler)})
+		built, err := Subscribers()[s.Kind].New(Resources{Config: s, Log: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			return err
 		}

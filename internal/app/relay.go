@@ -9,7 +9,6 @@ import (
 	"os"
 	"runtime/debug"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -161,11 +160,8 @@ func SecretsOf(options config.Relay, mail config.Mail) *mask.Mask {
 		secrets = append(secrets, password)
 	}
 	for _, s := range options.Subscribers {
-		for _, secret := range s.Secret {
-			secrets = append(secrets, strings.TrimPrefix(secret.Reveal(), "whsec_"))
-		}
-		for _, value := range s.Headers {
-			secrets = append(secrets, mask.InHeader(value.Reveal())...)
+		if s.Options != nil {
+			secrets = append(secrets, s.Options.SecretTexts()...)
 		}
 	}
 	return mask.New(secrets...)

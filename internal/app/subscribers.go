@@ -18,7 +18,14 @@ import (
 )
 
 // Kinds are the subscribers that a configuration can name, by kind.
-type Kinds map[string]func(Resources) (subscriber.Subscriber, error)
+type Kinds map[string]Kind
+
+// A Kind is what the program knows of a kind of subscribers.
+type Kind struct {
+	New func(Resources) (subscriber.Subscriber, error)
+	// Kind is what the configuration knows of it: the options of a destination. Zero for code in this binary.
+	config.Kind
+}
 
 // Resources is what a subscriber may use.
 type Resources struct {
@@ -36,28 +43,43 @@ type Resources struct {
 // Subscribers returns the built-in kinds. A new subscriber is a line here and a file of its own.
 func Subscribers() Kinds {
 	return Kinds{
-		"achievements": func(r Resources) (subscriber.Subscriber, error) {
+		"achievements": {New: func(r Resources) (subscriber.Subscriber, error) {
 			return lessons.NewAchievements(r.Pool, r.Slot, r.Log), nil
-		},
-		"analytics": func(r Resources) (subscriber.Subscriber, error) {
+		}},
+		"analytics": {New: func(r Resources) (subscriber.Subscriber, error) {
 			return lessons.NewAnalytics(r.Pool, r.Slot, r.Log), nil
-		},
-		"notifications": newNotifications,
-		"recommendations": func(r Resources) (subscriber.Subscriber, error) {
+		}},
+		"notifications": {New: newNotifications},
+		"recommendations": {New: func(r Resources) (subscriber.Subscriber, error) {
 			return lessons.NewRecommendations(r.Pool, r.Slot, r.Log), nil
-		},
-		"file": func(r Resources) (subscriber.Subscriber, error) {
-			o := fileOptions(r.Config)
+		}},
+		"file": destination(func(r Resources, c *file.Config) (subscriber.Subscriber, error) {
+			o := c.Of(r.Config)
 			o.Envelope = r.envelope()
 			return file.New(o)
-		},
-		"stdout": func(r Resources) (subscriber.Subscriber, error) {
-			return file.NewStdout(r.Config.Name, r.Config.Format, r.envelope(), os.Stdout)
-		},
-		"webhook": func(r Resources) (subscriber.Subscriber, error) {
-			o := webhookOptions(r.Config)
+		}, nil),
+		"stdout": destination(func(r Resources, c *file.StdoutConfig) (subscriber.Subscriber, error) {
+			return file.NewStdout(r.Config.Name, c.Format, r.envelope(), os.Stdout)
+		}, nil),
+		"webhook": destination(func(r Resources, c *webhook.Config) (subscriber.Subscriber, error) {
+			o := c.Of(r.Config)
 			o.SeveralSources, o.Zones = r.SeveralSources, r.Zones
 			return webhook.New(o)
+		}, nil),
+	}
+}
+
+// destination makes a kind with options of its own, which are a C. defaults changes those of the keys that every
+// subscriber has; nil where they fit.
+func destination[C any, P interface {
+	*C
+	config.Options
+}](build func(Resources, P) (subscriber.Subscriber, error), defaults func(*config.Subscriber)) Kind {
+	return Kind{
+		New: func(r Resources) (subscriber.Subscriber, error) { return build(r, r.Config.Options.(P)) },
+		Kind: config.Kind{
+			Options:  func() config.Options { return P(new(C)) },
+			Defaults: defaults,
 		},
 	}
 }
@@ -77,52 +99,13 @@ func (r Resources) envelope() envelope.Writer {
 	return envelope.Writer{SeveralSources: r.SeveralSources, Zones: r.Zones}
 }
 
-// Keys are those of the configuration that belong to some kinds alone, by kind.
-func Keys() map[string][]string {
-	return map[string][]string{
-		"webhook": {"url", "secret", "sign_headers", "headers", "allow_private", "format"},
-		"file":    {"path", "rotate", "format"},
-		"stdout":  {"format"},
+// Config is what the configuration knows of the kinds.
+func (k Kinds) Config() config.Kinds {
+	kinds := make(config.Kinds, len(k))
+	for name, kind := range k {
+		kinds[name] = kind.Kind
 	}
-}
-
-// Checks look at what a configuration says of kinds that have keys of their own.
-func Checks() map[string]config.Check {
-	return map[string]config.Check{
-		"webhook": func(s config.Subscriber, fail func(string, error)) {
-			for _, problem := range webhookOptions(s).Problems() {
-				fail(problem.Key, problem.Err)
-			}
-		},
-		"file": func(s config.Subscriber, fail func(string, error)) {
-			for _, problem := range fileOptions(s).Problems() {
-				fail(problem.Key, problem.Err)
-			}
-		},
-		"stdout": func(s config.Subscriber, fail func(string, error)) {
-			for _, problem := range file.StdoutProblems(s.Format) {
-				fail(problem.Key, problem.Err)
-			}
-		},
-	}
-}
-
-func fileOptions(s config.Subscriber) file.Options {
-	return file.Options{Name: s.Name, Path: s.Path, Format: s.Format, Rotate: int64(s.Rotate)}
-}
-
-func webhookOptions(s config.Subscriber) webhook.Options {
-	o := webhook.Options{
-		Name: s.Name, URL: s.URL, Headers: make(map[string]string, len(s.Headers)), AllowPrivate: s.AllowPrivate,
-		SignHeaders: s.SignHeaders, Format: s.Format, Batch: int(s.Batch), Concurrency: int(s.Concurrency), Timeout: s.Timeout.Std(),
-	}
-	for _, secret := range s.Secret {
-		o.Secrets = append(o.Secrets, secret.Live())
-	}
-	for name, value := range s.Headers {
-		o.Headers[name] = value.Live()
-	}
-	return o
+	return kinds
 }
 
 // Names returns the kinds in the order of their names.
@@ -140,7 +123,7 @@ func (k Kinds) build(flow config.Flow, shared Resources) ([]subscriber.Subscribe
 		r := shared
 		r.Config, r.Log = options, shared.Log.With("subscriber", options.Name)
 		r.SeveralSources = len(options.Sources) > 1 || len(options.Sources) == 0 && len(flow.Sources) > 1
-		sub, err := k[options.Kind](r)
+		sub, err := k[options.Kind].New(r)
 		switch {
 		case err != nil:
 			errs = append(errs, fmt.Errorf("subscriber %q: %w", options.Name, err))

@@ -2,6 +2,9 @@ package app
 
 import (
 	"log/slog"
+	"os"
+	"reflect"
+	"strings"
 	"testing"
 
 	"github.com/backendstart/walpost/internal/config"
@@ -14,14 +17,14 @@ var discard = slog.New(slog.DiscardHandler)
 
 // Whoever adds a line to subscribers.go is held to the contract without writing a test for it.
 func TestSubscribers_keepTheContract(t *testing.T) {
-	for name, build := range Subscribers() {
+	for name, kind := range Subscribers() {
 		// A kind with keys of its own has its effect elsewhere, where Run cannot see it: its folder has the tests.
-		if Checks()[name] != nil {
+		if kind.Options != nil {
 			continue
 		}
 		t.Run(name, func(t *testing.T) {
 			subscribertest.Run(t, func(t *testing.T, pool *postgres.Pool, slot string) subscriber.Subscriber {
-				built, err := build(Resources{Pool: pool, Slot: slot, Log: discard})
+				built, err := kind.New(Resources{Pool: pool, Slot: slot, Log: discard})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -48,5 +51,34 @@ func TestSubscribers_areThoseThatTheDefaultConfigurationNames(t *testing.T) {
 	}
 	if _, err := Subscribers().build(config.Lessons(), Resources{Log: discard, Mail: config.Mail{SMTPURL: "gopher://mail"}}); err == nil {
 		t.Error("a mail server with an unknown protocol is taken")
+	}
+}
+
+// Who adds an option adds its row.
+func TestDocs_haveEveryKeyOfEveryKind(t *testing.T) {
+	var docs string
+	for _, page := range []string{"configuration.md", "destinations.md"} {
+		text, err := os.ReadFile("../../docs/" + page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		docs += string(text)
+	}
+	for name, kind := range Subscribers() {
+		if kind.Options == nil {
+			continue
+		}
+		var look func(prefix string, of reflect.Type)
+		look = func(prefix string, of reflect.Type) {
+			for i := range of.NumField() {
+				key, _, _ := strings.Cut(of.Field(i).Tag.Get("yaml"), ",")
+				if of.Field(i).Type.Kind() == reflect.Struct {
+					look(prefix+key+".", of.Field(i).Type)
+				} else if !strings.Contains(docs, "`"+prefix+key+"`") {
+					t.Errorf("neither configuration.md nor destinations.md explains %s%s of %s", prefix, key, name)
+				}
+			}
+		}
+		look("", reflect.TypeOf(kind.Options()).Elem())
 	}
 }

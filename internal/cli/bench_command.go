@@ -237,27 +237,29 @@ func writeAllocs(path string) error {
 // benchKinds adds the subscribers of the bench.
 func benchKinds(kinds app.Kinds) app.Kinds {
 	kinds = maps.Clone(kinds)
-	kinds["bench-noop"] = func(r app.Resources) (subscriber.Subscriber, error) { return bench.Noop(r.Config.Name), nil }
-	kinds["bench-down"] = func(r app.Resources) (subscriber.Subscriber, error) {
+	kinds["bench-noop"] = app.Kind{New: func(r app.Resources) (subscriber.Subscriber, error) { return bench.Noop(r.Config.Name), nil }}
+	kinds["bench-down"] = app.Kind{New: func(r app.Resources) (subscriber.Subscriber, error) {
 		return bench.Down{Noop: bench.Noop(r.Config.Name)}, nil
-	}
-	kinds["bench-slow"] = func(r app.Resources) (subscriber.Subscriber, error) {
+	}}
+	kinds["bench-slow"] = app.Kind{New: func(r app.Resources) (subscriber.Subscriber, error) {
 		return bench.Slow{Noop: bench.Noop(r.Config.Name)}, nil
-	}
+	}}
 	return kinds
 }
 
 // watched has a watcher look at what each kind makes.
 func watched(kinds app.Kinds, watcher *bench.Watcher) app.Kinds {
 	all := app.Kinds{}
-	for name, build := range kinds {
-		all[name] = func(r app.Resources) (subscriber.Subscriber, error) {
+	for name, kind := range kinds {
+		build := kind.New
+		kind.New = func(r app.Resources) (subscriber.Subscriber, error) {
 			sub, err := build(r)
 			if err != nil {
 				return nil, err
 			}
 			return watcher.Watch(sub), nil
 		}
+		all[name] = kind
 	}
 	return all
 }

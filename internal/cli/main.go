@@ -51,7 +51,7 @@ func Main(ctx context.Context, process Process) int {
 	process.Stdout, process.Stderr = &printable.Writer{Out: process.Stdout}, &printable.Writer{Out: process.Stderr}
 	shown := false // --help has been asked for and answered
 	var commands commands
-	parser, err := config.NewParser(&commands, process.Lookup, process.Subscribers.Names(),
+	parser, err := config.NewParser(&commands, process.Lookup, process.Subscribers.Config(),
 		kong.Name("walpost"), kong.Description(description), kong.Writers(process.Stdout, process.Stderr),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: true, NoAppDescFormat: true, WrapUpperBound: 110}),
 		benchVars(),
@@ -59,7 +59,6 @@ func Main(ctx context.Context, process Process) int {
 	if err != nil {
 		panic(err) // the model is wrong, not the input
 	}
-	parser.Checks, parser.Keys = app.Checks(), app.Keys()
 	parser.Delivers = func(command string) bool { return command == "relay" || command == "config" }
 	parsed, err := parser.Parse(expected(process.Args))
 	if shown {

@@ -61,8 +61,8 @@ func (d *commandTest) kinds() app.Kinds {
 		return nil
 	})
 	return app.Kinds{
-		"rec":   func(app.Resources) (subscriber.Subscriber, error) { return d.rec, nil },
-		"picky": func(app.Resources) (subscriber.Subscriber, error) { return picky, nil },
+		"rec":   {New: func(app.Resources) (subscriber.Subscriber, error) { return d.rec, nil }},
+		"picky": {New: func(app.Resources) (subscriber.Subscriber, error) { return picky, nil }},
 	}
 }
 

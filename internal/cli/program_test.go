@@ -207,8 +207,8 @@ func TestProgram_takesAFifthAndASixthSubscriber(t *testing.T) {
 	db := testdb.New(t)
 	fifth, sixth := subscribertest.Recording().Named("fifth"), subscribertest.Recording().Named("sixth").InBatches()
 	kinds := app.Subscribers()
-	kinds["fifth"] = func(app.Resources) (subscriber.Subscriber, error) { return fifth, nil }
-	kinds["sixth"] = func(app.Resources) (subscriber.Subscriber, error) { return sixth, nil }
+	kinds["fifth"] = app.Kind{New: func(app.Resources) (subscriber.Subscriber, error) { return fifth, nil }}
+	kinds["sixth"] = app.Kind{New: func(app.Resources) (subscriber.Subscriber, error) { return sixth, nil }}
 
 	file := filepath.Join(t.TempDir(), "walpost.yaml")
 	text := "subscribers:\n"

@@ -127,7 +127,7 @@ func TestProgram_speaksUTF8WithDatabasesOfOtherEncodings(t *testing.T) {
 				got[delivery.ID] = string(delivery.Payload)
 				return nil
 			})
-			kinds := app.Kinds{"rec": func(app.Resources) (subscriber.Subscriber, error) { return sub, nil }}
+			kinds := app.Kinds{"rec": {New: func(app.Resources) (subscriber.Subscriber, error) { return sub, nil }}}
 			env := map[string]string{"WALPOST_DATABASE_URL": db.DSN, "WALPOST_SLOT": db.Name,
 				"WALPOST_CONFIG": configFile(t, "subscribers:\n  - name: rec\n    concurrency: 1\n")}
 			insert := func(id string) {

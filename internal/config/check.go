@@ -61,7 +61,7 @@ var labelName = regexp.MustCompile(`^[a-z0-9_-]{1,64}$`)
 type checker struct {
 	problems *problems
 	where    func(path string) int
-	checks   map[string]Check
+	kinds    Kinds
 	delivers bool   // the command uses what only delivery needs
 	at       string // path of the source or subscriber that is being looked at
 	label    string // the same for people
@@ -94,9 +94,8 @@ func (c *checker) enter(list string, i int, name string, seen map[string]bool) {
 	seen[name] = true
 }
 
-// flow checks sources and subscribers together, as one refers to the other. kinds are the subscribers
-// that this program knows.
-func (c *checker) flow(flow Flow, kinds []string) {
+// flow checks sources and subscribers together, as one refers to the other.
+func (c *checker) flow(flow Flow) {
 	sources, tables := map[string]bool{}, map[string]bool{}
 	for i, source := range flow.Sources {
 		c.enter("sources", i, source.Name, sources)
@@ -108,7 +107,7 @@ func (c *checker) flow(flow Flow, kinds []string) {
 	subscribers := map[string]bool{}
 	for i, subscriber := range flow.Subscribers {
 		c.enter("subscribers", i, subscriber.Name, subscribers)
-		c.subscriber(subscriber, sources, kinds)
+		c.subscriber(subscriber, sources)
 		c.renamed(subscriber, flow)
 	}
 }
@@ -182,9 +181,9 @@ func (c *checker) messages(s Source) {
 	}
 }
 
-func (c *checker) subscriber(s Subscriber, sources map[string]bool, kinds []string) {
-	if s.Name != "" && !slices.Contains(kinds, s.Kind) {
-		c.fail("kind", "%q is not known here: there are %s", s.Kind, strings.Join(kinds, ", "))
+func (c *checker) subscriber(s Subscriber, sources map[string]bool) {
+	if _, known := c.kinds[s.Kind]; s.Name != "" && !known {
+		c.fail("kind", "%q is not known here: there are %s", s.Kind, strings.Join(c.kinds.names(), ", "))
 	}
 	for _, source := range s.Sources {
 		if !sources[source] {
@@ -196,8 +195,8 @@ func (c *checker) subscriber(s Subscriber, sources map[string]bool, kinds []stri
 			c.fail("events", "%q is not a pattern of event types: only * is special, as in lesson.*", pattern)
 		}
 	}
-	if check := c.checks[s.Kind]; check != nil {
-		check(s, func(key string, err error) { c.fail(key, "%w", err) })
+	if s.Options != nil && c.delivers {
+		s.Options.Check(s, func(key string, err error) { c.fail(key, "%w", err) })
 	}
 	c.oneOf("ordering", s.Ordering, "key", "total", "none")
 	c.oneOf("after_dead_letter", s.AfterDeadLetter, "continue", "block_key")

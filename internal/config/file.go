@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -52,10 +51,16 @@ func (p *problems) add(line int, format string, args ...any) {
 	p.errs = append(p.errs, err)
 }
 
-type problemsKey struct{}
+type readingKey struct{}
 
-// problemsOf is how the unmarshalers in flow.go reach the problems of the file they are part of.
-func problemsOf(ctx context.Context) *problems { return ctx.Value(problemsKey{}).(*problems) }
+// reading is what the unmarshalers in flow.go and kind.go know of the file they are part of.
+type reading struct {
+	*document
+	kinds    Kinds
+	delivers bool // the command uses what only delivery needs
+}
+
+func readingOf(ctx context.Context) reading { return ctx.Value(readingKey{}).(reading) }
 
 // document is a configuration file, its references already replaced by what they refer to.
 type document struct {
@@ -88,26 +93,45 @@ func checkMask(text string) error {
 	return nil
 }
 
-// forDelivery are the keys of a subscriber that only a command that delivers uses.
-var forDelivery = map[string]bool{"url": true, "secret": true, "headers": true}
-
-// resolvedBelow is resolved for all values of sources and subscribers; delivers says whether those of forDelivery are
-// used.
-func (d *document) resolvedBelow(node ast.Node, delivers bool) {
+// resolvedBelow is resolved for all values of sources and subscribers; unused tells which keys are not used.
+func (d *document) resolvedBelow(node ast.Node, unused func(key string) bool) {
 	switch n := node.(type) {
 	case *ast.MappingNode:
 		for _, pair := range n.Values {
-			if delivers || !forDelivery[keyOf(pair)] {
-				d.resolvedBelow(pair.Value, delivers)
+			if !unused(keyOf(pair)) {
+				d.resolvedBelow(pair.Value, unused)
 			}
 		}
 	case *ast.SequenceNode:
 		for _, value := range n.Values {
-			d.resolvedBelow(value, delivers)
+			d.resolvedBelow(value, unused)
 		}
 	default:
 		d.resolved(node)
 	}
+}
+
+// resolvedPairs are the pairs whose values could be had, whole.
+func (d *document) resolvedPairs(pairs []*ast.MappingValueNode) []*ast.MappingValueNode {
+	var whole []*ast.MappingValueNode
+	for _, pair := range pairs {
+		if d.isWhole(pair.Value) {
+			whole = append(whole, pair)
+		}
+	}
+	return whole
+}
+
+// isWhole reports whether a value and all below it could be had.
+func (d *document) isWhole(node ast.Node) bool {
+	switch n := node.(type) {
+	case *ast.MappingNode:
+		return len(d.resolvedPairs(n.Values)) == len(n.Values)
+	case *ast.SequenceNode:
+		return !slices.ContainsFunc(n.Values, func(value ast.Node) bool { return !d.isWhole(value) })
+	}
+	text, _ := scalar(node)
+	return d.unresolved[node] == nil && checkMask(text) == nil
 }
 
 // readDocument reads a file. What stops it from being read at all is the error; what is wrong with
@@ -213,32 +237,28 @@ func (d *document) flatten(path string, node ast.Node) {
 
 // flow decodes sources and subscribers and puts the defaults where the file names none. A command that does not
 // deliver needs no addresses and secrets of subscribers, and checks none.
-func (d *document) flow(kinds []string, checks map[string]Check, keys map[string][]string, delivers bool) (Flow, error) {
+func (d *document) flow(kinds Kinds, delivers bool) (Flow, error) {
 	flow := Lessons()
 	if d.root == nil {
 		return flow, nil
 	}
 	var named Flow
-	ctx := context.WithValue(context.Background(), problemsKey{}, &d.problems)
+	ctx := context.WithValue(context.Background(), readingKey{}, reading{d, kinds, delivers})
 	for _, pair := range d.root.Values {
 		var target any
+		unused := func(string) bool { return false }
 		switch keyOf(pair) {
 		case "sources":
 			target = &named.Sources
 		case "subscribers":
 			target = &named.Subscribers
+			unused = func(key string) bool { return !delivers && len(kinds.knowing(key)) > 0 }
 		default:
 			continue
 		}
-		d.resolvedBelow(pair.Value, delivers)
-		// Not yaml.Strict: that takes a key that overrides one merged with << for a repeated one, and the
-		// parser has refused real repetitions already.
-		decoder := yaml.NewDecoder(strings.NewReader(""), yaml.DisallowUnknownField(), yaml.AllowDuplicateMapKey())
-		if err := decoder.DecodeFromNodeContext(ctx, pair.Value, target); err != nil {
+		d.resolvedBelow(pair.Value, unused)
+		if err := decodeNode(ctx, pair.Value, target); err != nil {
 			return Flow{}, d.located(err)
-		}
-		if keyOf(pair) == "subscribers" {
-			d.keysOfKinds(pair.Value, named.Subscribers, keys)
 		}
 	}
 	if len(named.Sources) > 0 {
@@ -255,37 +275,8 @@ func (d *document) flow(kinds []string, checks map[string]Check, keys map[string
 			*schema = filepath.Join(filepath.Dir(d.file), *schema)
 		}
 	}
-	if !delivers {
-		checks = nil
-	}
-	(&checker{problems: &d.problems, where: d.lineOf, checks: checks, delivers: delivers}).flow(flow, kinds)
+	(&checker{problems: &d.problems, where: d.lineOf, kinds: kinds, delivers: delivers}).flow(flow)
 	return flow, nil
-}
-
-// keysOfKinds refuses keys of another kind: without an effect they would only look like one. keys are those that belong
-// to some kinds, by kind.
-func (d *document) keysOfKinds(list ast.Node, subscribers []Subscriber, keys map[string][]string) {
-	sequence, ok := list.(*ast.SequenceNode)
-	if !ok {
-		return
-	}
-	for i, node := range sequence.Values {
-		mapping, ok := node.(*ast.MappingNode)
-		if !ok || i >= len(subscribers) {
-			continue
-		}
-		for _, pair := range mapping.Values {
-			var knowing []string
-			for _, kind := range slices.Sorted(maps.Keys(keys)) {
-				if slices.Contains(keys[kind], keyOf(pair)) {
-					knowing = append(knowing, kind)
-				}
-			}
-			if s := subscribers[i]; len(knowing) > 0 && !slices.Contains(knowing, s.Kind) {
-				d.add(pair.GetToken().Position.Line, "subscriber %q: %s: kind %s has no such key; these have: %s", s.Name, keyOf(pair), s.Kind, strings.Join(knowing, ", "))
-			}
-		}
-	}
 }
 
 // lineOf finds where a path stands, or the nearest part of it that does; 0 when nothing does.
@@ -466,8 +457,8 @@ func (x *expander) replace(text string) (string, error) {
 }
 
 // liveFiles are the values whose file is read again while the program runs: every secret, of Postgres, of a mail server,
-// of a webhook, of the two APIs.
-var liveFiles = regexp.MustCompile(`^\$\.(database_url|replication_url|smtp_url|jwt_secret|ops_token|subscribers\[\d+\]\.(secret(\[\d+\])?|headers\..+))\.file$`)
+// of a destination, of the two APIs.
+var liveFiles = regexp.MustCompile(`^\$\.(database_url|replication_url|smtp_url|jwt_secret|ops_token|subscribers\[\d+\]\.(secret(\[\d+\])?|headers\..+|sasl\.(user|password|token)))\.file$`)
 
 // readFile reads what {file: path} names, seen from the configuration file.
 func (x *expander) readFile(node ast.Node, path string) (string, error) {

@@ -91,18 +91,8 @@ type Subscriber struct {
 	// Events are patterns of event types, in which * is any run of characters; none means all.
 	Events []string `yaml:"events,omitempty"`
 
-	// URL, Secret, SignHeaders, Headers, AllowPrivate and Format belong to kinds that deliver over a network. Secret
-	// holds several while a key is being rotated; all of them sign.
-	URL          string            `yaml:"url,omitempty"`
-	Secret       Secrets           `yaml:"secret,omitempty"`
-	SignHeaders  bool              `yaml:"sign_headers,omitempty"`
-	Headers      map[string]Secret `yaml:"headers,omitempty"`
-	AllowPrivate bool              `yaml:"allow_private,omitempty"`
-	Format       string            `yaml:"format,omitempty"`
-
-	// Path and Rotate belong to kind file: where it appends, and how large the file becomes; 0 is for ever.
-	Path   string `yaml:"path,omitempty"`
-	Rotate Size   `yaml:"rotate,omitempty"`
+	// Options are those of its kind; nil where that has none.
+	Options Options `yaml:"-"`
 
 	// Ordering is "key", "total" or "none".
 	Ordering string `yaml:"ordering"`
@@ -117,8 +107,7 @@ type Subscriber struct {
 	MaxAttempts Count `yaml:"max_attempts"`
 	// StallAfter is how long an event may stand still before it is recorded as debt.
 	StallAfter Duration `yaml:"stall_after"`
-	// Standstill is how long a full share of the window may stand before the subscriber falls into debt; its
-	// default depends on the kind.
+	// Standstill is how long a full share of the window may stand before the subscriber falls into debt.
 	Standstill Duration `yaml:"standstill"`
 	// AfterDeadLetter is "continue" or "block_key".
 	AfterDeadLetter string `yaml:"after_dead_letter"`
@@ -195,17 +184,8 @@ func defaultSubscriber() Subscriber {
 	return Subscriber{
 		Ordering: "key", Concurrency: 8, Timeout: Duration(10 * time.Second),
 		Retry:       Retry{Initial: Duration(200 * time.Millisecond), Max: Duration(30 * time.Second)},
-		MaxAttempts: 12, StallAfter: Duration(time.Minute), Standstill: standstillOf(""), AfterDeadLetter: "continue", From: "now",
+		MaxAttempts: 12, StallAfter: Duration(time.Minute), Standstill: Duration(time.Second), AfterDeadLetter: "continue", From: "now",
 	}
-}
-
-// standstillOf is the default of Subscriber.Standstill. One address works or does not; the brokers of Kafka
-// take up to ten seconds to elect the leader of a partition, which is no reason to record a window as debt.
-func standstillOf(kind string) Duration {
-	if kind == "kafka" {
-		return Duration(10 * time.Second)
-	}
-	return Duration(time.Second)
 }
 
 // Filter is what the subscriber is configured to get.
@@ -227,23 +207,6 @@ func (s *Source) UnmarshalYAML(_ context.Context, unmarshal func(any) error) err
 		if s.Rows == "deleted" { // what is still there was never read
 			s.Repair = "all"
 		}
-	}
-	return nil
-}
-
-// UnmarshalYAML fills in the defaults before the file speaks.
-func (s *Subscriber) UnmarshalYAML(_ context.Context, unmarshal func(any) error) error {
-	type plain Subscriber
-	*s = defaultSubscriber()
-	s.Standstill = -1
-	if err := unmarshal((*plain)(s)); err != nil {
-		return err
-	}
-	if s.Kind == "" {
-		s.Kind = s.Name
-	}
-	if s.Standstill == -1 {
-		s.Standstill = standstillOf(s.Kind)
 	}
 	return nil
 }
@@ -312,7 +275,7 @@ func parseNode[T any](ctx context.Context, node ast.Node, target *T, parse func(
 	value, err := parse(text)
 	if err != nil {
 		key := strings.TrimPrefix(node.GetPath(), "$.")
-		problemsOf(ctx).add(node.GetToken().Position.Line, "%s: %w", key, err)
+		readingOf(ctx).add(node.GetToken().Position.Line, "%s: %w", key, err)
 		return
 	}
 	*target = value

@@ -26,28 +26,21 @@ type Parser struct {
 	Path string
 	// Found tells that Path is the file of the working directory, which no one has named.
 	Found bool
-	// Checks look at what only subscribers of a kind have, by kind. Set them before Parse.
-	Checks map[string]Check
-	// Keys are those that belong to some kinds of subscribers alone, by kind. Set them before Parse.
-	Keys map[string][]string
-	// Delivers tells of a command whether it delivers, and so uses what subscribers are sent with: address, secrets and
-	// headers. What a command does not use it does not need. nil is yes for all. Set it before Parse.
+	// Delivers tells of a command whether it delivers, and so uses what belongs to kinds of
+	// subscribers alone: addresses, secrets. What a command does not use it does not need. nil is yes for all. Set it before Parse.
 	Delivers func(command string) bool
 
 	lookup   func(string) (string, bool)
-	kinds    []string
+	kinds    Kinds
 	doc      *document
 	origins  map[string]string // by key of the file: what set it, nothing for a default
 	fromFile map[string]bool   // keys that the file has set
 	problems problems          // of the environment
 }
 
-// Check looks at a subscriber of its kind and calls fail for each key that is wrong.
-type Check func(s Subscriber, fail func(key string, err error))
-
 // NewParser makes a parser of grammar, a kong structure whose commands embed the options of this
 // package. lookup is os.LookupEnv, or a test's; kinds are the subscribers that the program has.
-func NewParser(grammar any, lookup func(string) (string, bool), kinds []string, options ...kong.Option) (*Parser, error) {
+func NewParser(grammar any, lookup func(string) (string, bool), kinds Kinds, options ...kong.Option) (*Parser, error) {
 	p := &Parser{lookup: lookup, kinds: kinds, origins: map[string]string{}, fromFile: map[string]bool{}}
 	options = append(options, kong.Resolvers(p), kong.ValueFormatter(valueHelp))
 	options = append(options, mappers...)
@@ -123,7 +116,7 @@ func (p *Parser) read(ctx *kong.Context) error {
 	if err := p.unknownKey(doc, ctx.Model.Node); err != nil {
 		return Invalid(err)
 	}
-	if p.Flow, err = doc.flow(p.kinds, p.Checks, p.Keys, p.Delivers == nil || p.Delivers(ctx.Command())); err != nil {
+	if p.Flow, err = doc.flow(p.kinds, p.Delivers == nil || p.Delivers(ctx.Command())); err != nil {
 		return Invalid(append(doc.errs, err)...)
 	}
 	p.doc = doc

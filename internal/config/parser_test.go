@@ -41,6 +41,45 @@ type result struct {
 	ctx     *kong.Context
 }
 
+// sendOptions are those of a kind that sends.
+type sendOptions struct {
+	URL          string            `yaml:"url,omitempty"`
+	Secret       Secrets           `yaml:"secret,omitempty"`
+	Headers      map[string]Secret `yaml:"headers,omitempty"`
+	AllowPrivate bool              `yaml:"allow_private,omitempty"`
+	SASL         struct {
+		Password Secret `yaml:"password,omitempty"`
+	} `yaml:"sasl,omitempty"`
+}
+
+func (*sendOptions) Check(Subscriber, func(string, error)) {}
+func (*sendOptions) SecretTexts() []string                 { return nil }
+
+type formatOptions struct {
+	sendOptions `yaml:"-"`
+	Format      string `yaml:"format,omitempty"`
+}
+
+type pathOptions struct {
+	sendOptions `yaml:"-"`
+	Path        string `yaml:"path,omitempty"`
+	Format      string `yaml:"format,omitempty"`
+}
+
+// testKinds are those of the learning platform and two that send.
+func testKinds() Kinds {
+	send := Kind{Options: func() Options { return new(sendOptions) }}
+	patient := send
+	patient.Defaults = func(s *Subscriber) { s.Standstill = Duration(10e9) }
+	kinds := Kinds{"recording": send, "sending": patient}
+	for _, name := range LessonKinds {
+		kinds[name] = Kind{}
+	}
+	return kinds
+}
+
+func sent(s Subscriber) *sendOptions { return s.Options.(*sendOptions) }
+
 // parse runs "relay" with a file of this text, or none for "", and an environment that has a database.
 func parse(t *testing.T, yaml string, env map[string]string, args ...string) (result, error) {
 	t.Helper()
@@ -57,7 +96,7 @@ func parse(t *testing.T, yaml string, env map[string]string, args ...string) (re
 		args = append(args, "--config", path)
 	}
 	var cli grammar
-	parser, err := NewParser(&cli, lookupIn(all), append([]string{"recording"}, LessonKinds...), kong.Name("walpost"))
+	parser, err := NewParser(&cli, lookupIn(all), testKinds(), kong.Name("walpost"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -169,7 +208,7 @@ subscribers:
 		"yaml:20: subscriber \"achievements\": concurrency: must be above 0",
 		"yaml:21: subscriber \"achievements\": retry.max: 1s is less than retry.initial, 1m",
 		"yaml:22: subscriber \"achievements\": name: stands there twice",
-		"yaml:23: subscriber \"achievements\": kind: \"pigeon\" is not known here: there are recording, achievements",
+		"yaml:23: subscriber \"achievements\": kind: \"pigeon\" is not known here: there are achievements, analytics",
 		"yaml:24: subscriber \"achievements\": ordering: \"random\" is none of key, total, none",
 	)
 }
@@ -253,17 +292,17 @@ subscribers:
 		{"smtp", o.SMTPURL.Reveal(), "smtp://u:p:w#{}\"@h"},
 		{"escaped reference", o.Publication, "${literal}"},
 		{"retention", got.flow.Sources[0].Retention.String(), "168h"},
-		{"secret", first.Secret[0].Reveal(), "p:w#{}\""},
-		{"number as text", first.Headers["Code"].Reveal(), "007"},
-		{"reference in text", first.Headers["Authorization"].Reveal(), "Bearer p:w#{}\""},
+		{"secret", sent(first).Secret[0].Reveal(), "p:w#{}\""},
+		{"number as text", sent(first).Headers["Code"].Reveal(), "007"},
+		{"reference in text", sent(first).Headers["Authorization"].Reveal(), "Bearer p:w#{}\""},
 		{"merged", second.Kind, "recording"},
-		{"list of secrets", second.Secret[0].Reveal() + second.Secret[1].Reveal(), "as3cret"},
+		{"list of secrets", sent(second).Secret[0].Reveal() + sent(second).Secret[1].Reveal(), "as3cret"},
 	} {
 		if test.got != test.want {
 			t.Errorf("%s is %q, want %q", test.what, test.got, test.want)
 		}
 	}
-	if first.Concurrency != 3 || !first.AllowPrivate || second.Concurrency != 3 {
+	if first.Concurrency != 3 || !sent(first).AllowPrivate || second.Concurrency != 3 {
 		t.Errorf("subscribers %+v, %+v", first, second)
 	}
 }
@@ -319,12 +358,12 @@ subscribers:
 		"smtp_url":        {o.SMTPURL, "mail before", "mail after"},
 		"jwt_secret":      {o.JWTSecret, "jwt before", "jwt after"},
 		"another option":  {Secret(o.Publication), "once before", "once before"},
-		"a secret":        {one.Secret[0], "key before", "key after"},
-		"a header":        {one.Headers["Authorization"], "token before", "token after"},
-		"a plain header":  {one.Headers["X-Plain"], "plain", "plain"},
-		"a merged header": {more.Headers["Authorization"], "token before", "token after"},
-		"one of a list":   {more.Secret[0], "key before", "key after"},
-		"another of them": {more.Secret[1], "whsec_fixed", "whsec_fixed"},
+		"a secret":        {sent(one).Secret[0], "key before", "key after"},
+		"a header":        {sent(one).Headers["Authorization"], "token before", "token after"},
+		"a plain header":  {sent(one).Headers["X-Plain"], "plain", "plain"},
+		"a merged header": {sent(more).Headers["Authorization"], "token before", "token after"},
+		"one of a list":   {sent(more).Secret[0], "key before", "key after"},
+		"another of them": {sent(more).Secret[1], "whsec_fixed", "whsec_fixed"},
 	} {
 		if got := test.secret.Reveal(); got != test.want {
 			t.Errorf("%s reveals %q, want %q", what, got, test.want)
@@ -376,7 +415,7 @@ func TestParse_leavesTheFileAloneForCommandsWithoutOne(t *testing.T) {
 		t.Fatal(err)
 	}
 	var cli grammar
-	parser, err := NewParser(&cli, lookupIn(map[string]string{"WALPOST_API_LISTEN": ":0"}), LessonKinds)
+	parser, err := NewParser(&cli, lookupIn(map[string]string{"WALPOST_API_LISTEN": ":0"}), testKinds())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -386,14 +425,14 @@ func TestParse_leavesTheFileAloneForCommandsWithoutOne(t *testing.T) {
 	if got, want := cli.Demo.APIListen, ":0"; got != want {
 		t.Errorf("listens on %q, want %q", got, want)
 	}
-	parser, _ = NewParser(&cli, lookupIn(nil), LessonKinds)
+	parser, _ = NewParser(&cli, lookupIn(nil), testKinds())
 	_, err = parser.Parse([]string{"relay", "--database-url=postgres://db/app"})
 	wantProblems(t, err, "walpost.yaml:1: api_listen: \"nonsense\" is not an address")
 }
 
 // S-15: what is shown is a file to start from: it has no secret, and nothing in the place of one that could be sent.
 func TestShow_writesAFileThatReadsTheSame(t *testing.T) {
-	const file = "slot: other\nsubscribers:\n  - name: analytics\n    secret: [hush, hush]\n    headers: {X-Api-Key: hush}\n"
+	const file = "slot: other\nsubscribers:\n  - name: analytics\n    kind: recording\n    secret: [hush, hush]\n    headers: {X-Api-Key: hush}\n"
 	env := map[string]string{"WALPOST_DRAIN": "5s", "WALPOST_OPS_TOKEN": "hush"}
 	got, err := parse(t, file, env, "--publication=pub")
 	if err != nil {
@@ -433,15 +472,15 @@ func TestShow_writesAFileThatReadsTheSame(t *testing.T) {
 	if again.options.Slot != "other" || again.flow.Subscribers[0].Name != "analytics" || again.flow.Sources[0].Retention == 0 {
 		t.Errorf("reads as %+v", again)
 	}
-	if got := again.flow.Subscribers[0]; got.Secret[1].Reveal() != "newer" || got.Headers["X-Api-Key"].Reveal() != "key" {
+	if got := sent(again.flow.Subscribers[0]); got.Secret[1].Reveal() != "newer" || got.Headers["X-Api-Key"].Reveal() != "key" {
 		t.Error("a secret that was filled in is not read")
 	}
 }
 
 // S-15
 func TestParse_refusesTheMaskOfASecret(t *testing.T) {
-	_, err := parse(t, "smtp_url: '********'\nsubscribers:\n  - name: analytics\n    headers: {Authorization: 'Bearer ********'}\n", nil)
-	wantProblems(t, err, "yaml:1: ******** stands for a secret that was not printed", "yaml:4: ******** stands for a secret that was not printed")
+	_, err := parse(t, "smtp_url: '********'\nsubscribers:\n  - name: analytics\n    kind: recording\n    headers: {Authorization: 'Bearer ********'}\n", nil)
+	wantProblems(t, err, "yaml:1: ******** stands for a secret that was not printed", "yaml:5: ******** stands for a secret that was not printed")
 	_, err = parse(t, "", map[string]string{"WALPOST_OPS_TOKEN": Mask})
 	wantProblems(t, err, "WALPOST_OPS_TOKEN: ******** stands for a secret that was not printed")
 }
@@ -583,10 +622,13 @@ func TestParse_compilesTheSchemaOfASource(t *testing.T) {
 
 // A key of another kind has no effect, and looks as if it had one.
 func TestParse_refusesKeysOfAnotherKind(t *testing.T) {
+	kinds := testKinds()
+	kinds["file"] = Kind{Options: func() Options { return new(pathOptions) }}
+	kinds["achievements"] = Kind{Options: func() Options { return new(formatOptions) }}
 	const file = `
 subscribers:
   - name: first
-    kind: recording
+    kind: file
     url: https://billing.example/hooks
   - {name: second, kind: achievements, format: payload, path: /x}
   - {name: third, kind: analytics}
@@ -596,12 +638,11 @@ subscribers:
 		t.Fatal(err)
 	}
 	var cli grammar
-	parser, err := NewParser(&cli, lookupIn(map[string]string{"WALPOST_CONFIG": path}), append([]string{"recording"}, LessonKinds...), kong.Name("walpost"))
+	parser, err := NewParser(&cli, lookupIn(map[string]string{"WALPOST_CONFIG": path}), kinds, kong.Name("walpost"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	parser.Keys = map[string][]string{"webhook": {"url", "format"}, "file": {"path", "format"}, "achievements": {"format"}}
 	_, err = parser.Parse([]string{"relay"})
-	wantProblems(t, err, path+`:5: subscriber "first": url: kind recording has no such key; these have: webhook`,
+	wantProblems(t, err, path+`:5: subscriber "first": url: kind file has no such key; these have: recording, sending`,
 		path+`:6: subscriber "second": path: kind achievements has no such key; these have: file`)
 }

@@ -41,9 +41,9 @@ func program() int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	kinds := app.Subscribers()
-	kinds["ledger"] = func(r app.Resources) (subscriber.Subscriber, error) {
+	kinds["ledger"] = app.Kind{New: func(r app.Resources) (subscriber.Subscriber, error) {
 		return &ledger{name: r.Config.Name, pool: r.Pool}, nil
-	}
+	}}
 	return cli.Main(ctx, cli.Process{
 		Args: os.Args[1:], Lookup: os.LookupEnv, Stdout: os.Stdout, Stderr: os.Stderr, Subscribers: kinds,
 	})
