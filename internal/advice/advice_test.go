@@ -101,6 +101,9 @@ var statements = []statement{
 		changes: []string{"~relation outbox", "~relation outbox_event_id_key", "~relation outbox_pkey", "~relation idx_outbox_unpublished", "~relation outbox_id_seq"}},
 	{name: "AddPublishedColumn", before: []string{`ALTER TABLE outbox DROP published_at`}, print: func(*harness) advice.Statement { return advice.AddPublishedColumn(outbox) },
 		changes: []string{"+column outbox.published_at", "-row outbox", "+row outbox"}},
+	{name: "CountAsPublished", print: func(*harness) advice.Statement {
+		return advice.CountAsPublished(outbox, "published_at = now()", "t.published_at IS NULL AND t.created_at < now() + interval '1 hour'")
+	}, changes: []string{"-row outbox", "+row outbox"}},
 	{name: "LetRowsWait", before: []string{`UPDATE outbox SET published_at = now()`, `ALTER TABLE outbox ALTER published_at SET DEFAULT now(), ALTER published_at SET NOT NULL`},
 		print: func(*harness) advice.Statement { return advice.LetRowsWait(outbox, "published_at", true, true) }, changes: []string{"~column outbox.published_at"}},
 	{name: "DefaultFalse", before: []string{`ALTER TABLE outbox ADD delivered boolean DEFAULT true`},

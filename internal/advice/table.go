@@ -18,6 +18,12 @@ func AddPublishedColumn(table pgx.Identifier) Statement {
 	return Statement{"ALTER TABLE " + table.Sanitize() + " ADD COLUMN published_at timestamptz DEFAULT now(), ALTER COLUMN published_at SET DEFAULT NULL"}
 }
 
+// CountAsPublished sets the published column of rows that were delivered without a mark, so that no repair sends them
+// again. condition is one on a row named t.
+func CountAsPublished(table pgx.Identifier, set, condition string) Statement {
+	return Statement{"UPDATE " + table.Sanitize() + " AS t SET " + set + " WHERE " + condition}
+}
+
 // LetRowsWait lets rows come without a value in their published column: it takes away the default, or NOT NULL, or
 // both.
 func LetRowsWait(table pgx.Identifier, column string, dropDefault, dropNotNull bool) Statement {

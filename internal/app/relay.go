@@ -222,7 +222,8 @@ func SourcesOf(flow config.Flow) []*outbox.Source {
 				Time: c("time"), Order: s.Columns["order"], Published: c("published"),
 			},
 			Headers: s.Headers,
-			Mark:    s.Mark == "auto", RepairAll: s.Repair == "all", Ours: s.Rows == "ours", Deleted: s.Rows == "deleted", Retention: s.Retention.Std(), TimeZone: s.TimeZone,
+			Mark:    s.Mark == "auto", RepairAll: s.Repair == "all", Ours: s.Rows == "ours", Deleted: s.Rows == "deleted", Retention: s.Retention.Std(),
+			SchemaFile: s.Schema, TimeZone: s.TimeZone,
 		}
 	}
 	return sources

@@ -5,9 +5,11 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 
+	"github.com/backendstart/walpost/internal/config"
 	"github.com/backendstart/walpost/internal/doctor"
 	"github.com/backendstart/walpost/internal/testdb"
 )
@@ -58,6 +60,72 @@ func TestSources_saysWhatItFindsAndSuggestsAConfiguration(t *testing.T) {
 	if err := json.Unmarshal([]byte(wants(t, "sources|--json|--table=public.payment_outbox", exitFine)), &parsed); err != nil || len(parsed.Sources) != 1 ||
 		parsed.Sources[0].Parts[0].From != "id" || parsed.Sources[0].Suggestion == "" {
 		t.Errorf("as JSON: got %+v, %v", parsed, err)
+	}
+}
+
+// S-311: what is printed for a source that is configured is that source, whatever the file says of it.
+func TestSources_printsAConfiguredSourceWhole(t *testing.T) {
+	folder := t.TempDir()
+	t.Chdir(folder)
+	db := testdb.New(t)
+	db.Exec(`CREATE TABLE public.o (nr bigint PRIMARY KEY, n2 bigint, kind text, v int, at_type text, at_id text, k text, t text, rev bigint, body jsonb, meta jsonb, w timestamp, sent bool, org text)`)
+	db.Exec(`CREATE TABLE public.gone (id bigint PRIMARY KEY, type text, payload jsonb)`)
+	if err := os.WriteFile("o.json", []byte(`{"type": "object"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	settings := map[string][]string{
+		"name": {"o"}, "table": {"public.o"}, "columns": {`{id: nr, type: kind, version: v, aggregate_type: at_type, aggregate_id: at_id, key: k, topic: t, revision: rev, payload: body,
+      headers: meta, time: w, order: [n2, nr], published: sent}`},
+		"headers": {"{org: org}"}, "mark": {"off"}, "repair": {"all"}, "rows": {"ours", "deleted"}, "retention": {"36h"}, "schema": {"o.json"}, "time_zone": {"Asia/Tokyo"},
+	}
+	configured := reflect.TypeFor[config.Source]()
+	for i := range configured.NumField() {
+		name, _, _ := strings.Cut(configured.Field(i).Tag.Get("yaml"), ",")
+		if settings[name] == nil && name != "messages" {
+			t.Errorf("the test configures no %s:", name)
+		}
+	}
+	whole := func(names ...string) string {
+		text := "sources:\n  - "
+		for i, name := range names {
+			if i > 0 {
+				text += "    "
+			}
+			text += name + ": " + settings[name][0] + "\n"
+		}
+		return text
+	}
+	for name, source := range map[string]string{
+		"everything":    whole("name", "table", "columns", "headers", "mark", "repair", "schema", "time_zone"),
+		"ours":          whole("name", "table", "columns", "rows", "retention"),
+		"rows: deleted": "sources:\n  - name: gone\n    table: public.gone\n    rows: deleted\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			env := map[string]string{"WALPOST_DATABASE_URL": db.DSN}
+			shown := func(file, text string) string {
+				t.Helper()
+				file = filepath.Join(folder, file) // beside what schema names
+				if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				code, stdout, stderr := execute(t, env, "config", "--show", "--config="+file)
+				_, sources, found := strings.Cut(stdout, "\nsources:\n")
+				sources, _, _ = strings.Cut(sources, "\nsubscribers:")
+				if code != exitFine || !found {
+					t.Fatalf("exit code %d of\n%s\n%s%s", code, text, stdout, stderr)
+				}
+				return sources
+			}
+			want := shown("given.yaml", source+"subscribers:\n  - name: analytics\n")
+			code, stdout, stderr := execute(t, env, "sources", "--config="+filepath.Join(folder, "given.yaml"))
+			_, suggestion, _ := strings.Cut(stdout, "walpost.yaml:\n")
+			if code != exitFine {
+				t.Fatalf("exit code %d: %s%s", code, stdout, stderr)
+			}
+			if got := shown("printed.yaml", suggestion); got != want {
+				t.Errorf("printed\n%s\nwhich is\n%s\nwant\n%s", suggestion, got, want)
+			}
+		})
 	}
 }
 

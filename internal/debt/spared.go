@@ -25,6 +25,12 @@ func OwedToSQL(slot, subscriber, source, eventID, occurrence string) string {
 		AND o.event_id = ` + eventID + ` AND o.occurrence = ` + occurrence + ` AND o.state IN ('waiting', 'dead'))`
 }
 
+// OwedByIDSQL is true of an event id of which any slot owes something, whatever its source and occurrence: for a person's
+// session, in which times have another text than in ours.
+func OwedByIDSQL(eventID string) string {
+	return "EXISTS (SELECT FROM walpost.owed o WHERE o.event_id = " + eventID + " AND o.state IN ('waiting', 'dead'))"
+}
+
 // SparedSQL is true of a row whose event is waiting or dead for a subscriber of the slot, or owed by reference by any
 // other slot: a second slot may read the same table, under another name of the source. The statement begins with
 // "WITH" and with.

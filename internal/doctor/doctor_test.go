@@ -130,6 +130,49 @@ func TestDoctor_stumblesOverNoKindOfSlot(t *testing.T) {
 	}
 }
 
+// S-312: who follows the advice about mark: off has no row sent twice after a lost slot, and loses none.
+func TestMark_thatWasOffIsMadeUpForAsPrinted(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ alter, published string }{
+		"a time":          {"", "published_at IS NOT NULL"},
+		"a boolean":       {"ALTER TABLE outbox DROP published_at, ADD delivered boolean NOT NULL DEFAULT false", "delivered"},
+		"local times":     {"ALTER TABLE outbox ALTER created_at TYPE timestamp", "published_at IS NOT NULL"},
+		"no time to read": {"ALTER TABLE outbox DROP created_at", "published_at IS NOT NULL"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := newHarnessOn(t, nil, testdb.New(t))
+			if c.alter != "" {
+				h.db.Exec(c.alter)
+			}
+			timed := !strings.Contains(c.alter, "DROP created_at")
+			h.db.Exec(`INSERT INTO outbox (event_id, event_type, payload) SELECT x, 'x', '{}' FROM unnest('{delivered,waiting,dead,fresh}'::text[]) x`)
+			if timed {
+				h.db.Exec(`UPDATE outbox SET created_at = now() - interval '1 day' WHERE event_id <> 'fresh'`)
+			}
+			h.db.Exec(`INSERT INTO walpost.owed (slot, subscriber, source, event_id, occurrence, state, epoch, commit_lsn, ordinal, event_type, key)
+				SELECT $1, 's', 'lessons', x, '', x, 1, '0/1', n, 'x', '' FROM unnest('{waiting,dead}'::text[]) WITH ORDINALITY u(x, n)`, h.db.Name)
+			h.options.Sources[0].Mark = false
+			found := h.check("source-repair")
+			if found[0].Fix == nil || found[0].Fix.SQL != nil {
+				t.Fatalf("the doctor says%s", describe(found))
+			}
+			_, sql, printed := strings.Cut(found[0].Fix.Do, ": UPDATE ")
+			if printed != timed || !timed && !strings.Contains(found[0].Fix.Do, `set column "published_at" of the rows`) {
+				t.Fatalf("the doctor says%s", describe(found))
+			}
+			want := []string{}
+			if printed {
+				execute(t, h.db.DSN, "SET TimeZone = 'Asia/Tokyo'; UPDATE "+sql)
+				want = []string{"delivered"}
+			}
+			if got := h.db.Texts(`SELECT event_id FROM outbox WHERE ` + c.published); !slices.Equal(got, want) {
+				t.Errorf("%q count as published, want %q", got, want)
+			}
+		})
+	}
+}
+
 // F-68: addresses of IPv6, in brackets and in key=value form.
 func TestDoctor_reachesAServerByIPv6(t *testing.T) {
 	t.Parallel()

@@ -315,7 +315,7 @@ func checkPublicationFilter(ctx context.Context, c *checker) ([]Finding, error) 
 			return nil, err
 		}
 		if filter != "" {
-			found = append(found, problem(fmt.Sprintf("rows of %s are left out unless %s", relation(table), filter), "no subscriber gets them, and they stay unpublished; the next repair sends them, behind later ones", fix).about(table.Source.Name))
+			found = append(found, problem(fmt.Sprintf("rows of %s are left out unless %s", relation(table), filter), "no subscriber would get them, and no one would know, so the relay does not run; without the filter it sends what was left out", fix).about(table.Source.Name))
 		}
 		if len(columns) > 0 {
 			text := fmt.Sprintf("only the columns %s of %s are published", strings.Join(columns, ", "), relation(table))

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/backendstart/walpost/internal/advice"
+	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/postgres"
 )
@@ -118,10 +119,22 @@ func checkSourceRepair(ctx context.Context, c *checker) ([]Finding, error) {
 				&Fix{As: "the owner of " + relation(table), SQL: []advice.Statement{advice.AddPublishedColumn(identifier(table))}, Do: "restart the relay; only rows that come afterwards can be repaired"}).about(table.Source.Name))
 		case !table.Source.Mark:
 			found = append(found, warning("mark is off, so walpost does not mark what it has delivered", "after a lost slot every row that no other program has marked is sent again",
-				&Fix{Do: "set mark: auto, unless another program marks the rows"}).about(table.Source.Name))
+				&Fix{Do: "set mark: auto, unless another program marks the rows. " + countAsPublished(table)}).about(table.Source.Name))
 		}
 	}
 	return found, nil
+}
+
+// countAsPublished says what to do about rows that were delivered while nothing marked them. It is no statement of the fix:
+// where another program marks the rows, it would take them away from that program.
+func countAsPublished(table *outbox.Table) string {
+	const then = "What was delivered until then stays unpublished, and the next repair would send all of it again: when the relay has restarted and caught up (walpost status), "
+	set, condition, id := table.CountAsPublishedSQL("now() - interval '1 hour'")
+	if set == "" {
+		return then + fmt.Sprintf("set column %q of the rows that were there before it restarted, but for those that walpost owed list has", table.Published)
+	}
+	return then + fmt.Sprintf("count it as published, as the owner of %s: %s", relation(table),
+		advice.CountAsPublished(identifier(table), set, condition+" AND NOT "+debt.OwedByIDSQL(id)))
 }
 
 // checkEventIDs finds ids out of a sequence. For walpost an id that comes again is another event, because

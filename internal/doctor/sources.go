@@ -176,8 +176,17 @@ func (r *SourceReport) suggest(source *outbox.Source) {
 	if source.Retention > 0 {
 		fmt.Fprintf(&text, "    retention: %s\n", source.Retention)
 	}
-	if !source.Mark {
+	if !source.Mark && !source.Deleted { // rows: deleted says that already
 		text.WriteString("    mark: off\n")
+	}
+	if source.RepairAll {
+		text.WriteString("    repair: all\n")
+	}
+	if source.SchemaFile != "" {
+		fmt.Fprintf(&text, "    schema: %s\n", yamlText(source.SchemaFile))
+	}
+	if source.TimeZone != "" {
+		fmt.Fprintf(&text, "    time_zone: %s\n", yamlText(source.TimeZone))
 	}
 	text.WriteString("subscribers:\n  - name: my-receiver\n    kind: webhook\n    url: https://receiver.example/hooks\n")
 	r.Suggestion = text.String()

@@ -23,3 +23,20 @@ func (t *Table) OldestUnpublished(ctx context.Context, db DB) (time.Time, error)
 	}
 	return *oldest, nil
 }
+
+// CountAsPublishedSQL is what a person's UPDATE of the table needs to count rows as published that were delivered without a
+// mark: what it sets, and a condition on a row, named t, that waits and was written before a moment, an SQL expression.
+// id is its event id. The table has a published column; where no time tells when a row was written, all of it is "".
+func (t *Table) CountAsPublishedSQL(before string) (set, condition, id string) {
+	if !t.timed || t.layout.time.steps != nil {
+		return "", "", ""
+	}
+	set = quote(t.Published) + " = now()"
+	if t.boolean {
+		set = quote(t.Published) + " = true"
+		if t.at != "" {
+			set += ", " + quote(t.at) + " = now()"
+		}
+	}
+	return set, t.unpublished() + " AND " + t.momentSQL(t.part(t.layout.time)) + " < " + before, outputSQL(t.part(t.layout.id))
+}

@@ -41,6 +41,8 @@ type Source struct {
 	Retention time.Duration
 	// JSONSchema is what payloads have to fit; nil takes all. What does not is an invalid event.
 	JSONSchema PayloadSchema
+	// SchemaFile is where the configuration has the schema, "" for none.
+	SchemaFile string
 	// TimeZone is the zone of a time column whose type has none, by its IANA name; "" is UTC.
 	TimeZone string
 	// Known are the columns by which the events of the table have been known so far, nil before the first; see KnownBy.

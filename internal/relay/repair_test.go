@@ -169,6 +169,40 @@ func TestRelay_repairsWhatHappensToThePublicationWhileItStreams(t *testing.T) {
 	}
 }
 
+// S-310: what a row filter leaves out reaches no one and is owed to no one, so the relay stops at the filter and names it,
+// at its start and while it streams; without the filter, what was left out is sent.
+func TestRelay_stopsAtARowFilterAndSendsWhatItLeftOut(t *testing.T) {
+	t.Parallel()
+	for name, streams := range map[string]bool{"while it streams": true, "at its start": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := testdb.New(t)
+			if db.Int(`SELECT current_setting('server_version_num')::int / 10000`) < 15 {
+				return // knows no row filters
+			}
+			sub := keeping(nil)
+			r := streaming(t, options(t, db, sub))
+			insert(db, "before", "a")
+			eventually(t, "the slot has passed the event", passed(t, db, sub.await(t, "before")))
+			if !streams {
+				r.stop()
+			}
+			db.Exec(`ALTER PUBLICATION walpost SET TABLE outbox WHERE (event_id <> 'left-out')`)
+			if !streams {
+				r = start(t, options(t, db, sub))
+			}
+			wantWords(t, r.refused(), `"outbox"`, "(event_id)::text <> 'left-out'::text", "row filter")
+			insert(db, "left-out", "a")
+			insert(db, "after", "a")
+			db.Exec(`ALTER PUBLICATION walpost SET TABLE outbox`)
+			r = streaming(t, options(t, db, sub))
+			eventually(t, "all marks", func() bool { return unmarked(db) == 0 })
+			eventually(t, "it is well", func() bool { return r.Health().Ready })
+			once(t, sub, []string{"before", "left-out", "after"})
+		})
+	}
+}
+
 // F-10: a table that is gone for a while is told, and no reason to give up.
 func TestRelay_tellsThatATableIsGoneAndGoesOnWhenItIsBack(t *testing.T) {
 	t.Parallel()

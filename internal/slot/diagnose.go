@@ -143,6 +143,9 @@ func planPublication(f Facts, plan *Plan) error {
 		return &wal.SetupError{Problem: fmt.Sprintf("publication %q does not publish inserts", f.Publication), Fix: fix}
 	}
 	for _, s := range f.Sources {
+		if filter := f.Published.Filters[s.Name]; filter != "" {
+			return filtered(f.Publication, s, filter)
+		}
 		if slices.Contains(f.Published.Missing, s.Name) {
 			plan.AddTables = append(plan.AddTables, s.Table)
 		}
@@ -151,6 +154,15 @@ func planPublication(f Facts, plan *Plan) error {
 		return wal.NotPublished(f.Publication, plan.AddTables, nil)
 	}
 	return nil
+}
+
+// filtered refuses a row filter: the server says nothing about a row that it leaves out, so that no subscriber would get it
+// and no one would know. What was left out meanwhile is sent by the repair after the filter is gone.
+func filtered(publication string, source Source, filter string) error {
+	return &wal.SetupError{
+		Problem: fmt.Sprintf("publication %q leaves out rows of %s unless %s: they would reach no subscriber, and be owed to none", publication, source.Table.Sanitize(), filter),
+		Fix: fmt.Sprintf("let the owner of the publication take the row filter off; walpost doctor prints the statement, and walpost then sends what was left out (source %q). "+
+			"What a subscriber wants is said with events: of the subscriber", source.Name)}
 }
 
 // planSlot decides the kind. (docs/postgres.md §4)

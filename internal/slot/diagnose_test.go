@@ -139,6 +139,7 @@ func TestDiagnose_refusesWhatAPersonHasToDecide(t *testing.T) {
 		"another slot marks a table":              {func(f *Facts) { f.MarkedByOthers = []store.MarkedTable{{Relation: "public.outbox", Slot: "it's"}} }, `WHERE slot_name = 'it''s'`},
 		"a prepared slot without its publication": {func(f *Facts) { f.Record, f.EverReady, f.Published.Exists = nil, false, false }, "brings nothing of a publication that is younger"},
 		"a prepared publication lacks a table":    {func(f *Facts) { f.Record, f.EverReady, f.Published.Missing = nil, false, []string{"orders"} }, `does not publish "shop"."events"`},
+		"rows are left out":                       {func(f *Facts) { f.Published.Filters = map[string]string{"orders": "(kind = 1)"} }, `leaves out rows of "shop"."events" unless (kind = 1)`},
 		"no inserts are published":                {func(f *Facts) { f.Published.Inserts = false }, "does not publish inserts"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -32,7 +32,9 @@ func ReadPublished(ctx context.Context, q store.Querier, publication string, sou
 	}
 	// A partition is published by its root.
 	entries := `SELECT r.oid, r.xmin FROM pg_catalog.pg_publication_rel r WHERE r.prpubid = $1 AND r.prrelid IN (c.oid, pg_catalog.pg_partition_root(c.oid))`
-	if version >= 150000 { // FOR TABLES IN SCHEMA
+	filter := `''`
+	if version >= 150000 { // FOR TABLES IN SCHEMA, row filters
+		filter = `coalesce((SELECT t.rowfilter FROM pg_catalog.pg_publication_tables t WHERE t.pubname = $5 AND t.schemaname = $2 AND t.tablename = $3), '')`
 		entries += ` UNION ALL SELECT s.oid, s.xmin FROM pg_catalog.pg_publication_namespace s WHERE s.pnpubid = $1 AND s.pnnspid = c.relnamespace`
 	}
 	for _, s := range sources {
@@ -42,13 +44,15 @@ func ReadPublished(ctx context.Context, q store.Querier, publication string, sou
 			continue
 		}
 		var carried bool
+		var condition string
 		err := q.QueryRow(ctx, `
 			SELECT c.oid, ARRAY(SELECT e.oid || ':' || e.xmin FROM (`+entries+`) e ORDER BY e.oid),
 			       ARRAY(SELECT p.relid::oid FROM pg_catalog.pg_partition_tree(c.oid) p WHERE c.relkind = 'p' AND p.isleaf ORDER BY p.relid::oid),
-			       $4 OR EXISTS (SELECT FROM pg_catalog.pg_publication_tables t WHERE t.pubname = $5 AND t.schemaname = $2 AND t.tablename = $3)
+			       $4 OR EXISTS (SELECT FROM pg_catalog.pg_publication_tables t WHERE t.pubname = $5 AND t.schemaname = $2 AND t.tablename = $3),
+			       `+filter+`
 			FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 			WHERE n.nspname = $2 AND c.relname = $3`, oid, s.Schema, s.Table, allTables, publication).
-			Scan(&source.OID, &source.Entries, &source.Partitions, &carried)
+			Scan(&source.OID, &source.Entries, &source.Partitions, &carried, &condition)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return p, fmt.Errorf("%w: source %q: there is no table %s.%s in this database", ErrNoTable, s.Name, s.Schema, s.Table)
 		}
@@ -58,6 +62,12 @@ func ReadPublished(ctx context.Context, q store.Querier, publication string, sou
 		p.Now.Sources = append(p.Now.Sources, source)
 		if !carried {
 			p.Missing = append(p.Missing, s.Name)
+		}
+		if condition != "" {
+			if p.Filters == nil {
+				p.Filters = make(map[string]string)
+			}
+			p.Filters[s.Name] = condition
 		}
 	}
 	return p, nil
