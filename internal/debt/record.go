@@ -13,6 +13,7 @@ import (
 
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/lane"
+	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/printable"
 	"github.com/backendstart/walpost/internal/store"
 )
@@ -24,6 +25,12 @@ import (
 func (s *Store) Record(ctx context.Context, subscriber string, owed []lane.Owed) error {
 	if len(owed) == 0 {
 		return nil
+	}
+	if len(owed) >= copyAtLeast {
+		err := s.inTx(ctx, func(tx pgx.Tx) error { return s.copyWaiting(ctx, tx, subscriber, owed) })
+		if postgres.Code(err) != "23505" { // unique_violation: some are recorded
+			return err
+		}
 	}
 	return s.inTx(ctx, func(tx pgx.Tx) error { return s.RecordWaiting(ctx, tx, subscriber, owed) })
 }
@@ -83,11 +90,7 @@ func once(owed []lane.Owed) []lane.Owed {
 }
 
 func (s *Store) recordWaiting(ctx context.Context, tx pgx.Tx, subscriber string, owed []lane.Owed, conflict onConflict) error {
-	tables := s.current()
-	byReference := func(e *event.Event) bool {
-		table := tables[e.Source]
-		return e.Row != "" && table != nil && table.Source.Ours && table.Marks()
-	}
+	byReference := s.byReference()
 	for len(owed) > 0 {
 		n := fit(owed)
 		there := false // some were recorded already
@@ -125,6 +128,15 @@ func (s *Store) recordWaiting(ctx context.Context, tx pgx.Tx, subscriber string,
 		owed = owed[n:]
 	}
 	return nil
+}
+
+// byReference reports of an event whether it is recorded without a copy.
+func (s *Store) byReference() func(*event.Event) bool {
+	tables := s.current()
+	return func(e *event.Event) bool {
+		table := tables[e.Source]
+		return e.Row != "" && table != nil && table.Source.Ours && table.Marks()
+	}
 }
 
 // placeMadeUp gives those deliveries the positions of their events that were recorded at made-up ones. It is no part of
