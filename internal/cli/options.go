@@ -153,7 +153,10 @@ func plain(text string, n int) string {
 		}
 		return c
 	}, text)
-	return cut(text, n)
+	if runes := []rune(text); len(runes) > n { // any number of marks can stand on one character
+		text = string(runes[:n-1]) + "…"
+	}
+	return text
 }
 
 // age says how long ago something was, in its largest unit or two: "45s", "12m", "3h20m", "5d".

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/backendstart/walpost/internal/app"
 	"github.com/backendstart/walpost/internal/config"
@@ -75,10 +74,7 @@ func printSource(w io.Writer, s doctor.SourceReport) {
 		state = "NOT UNDERSTOOD"
 	}
 	fmt.Fprintf(w, "%s: table %s, %s\n\n", s.Name, plain(s.Table, 130), state)
-	columns := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	if len(s.Parts) > 0 {
-		fmt.Fprintln(columns, "  PART\tFROM\tTYPE\tHOW")
-	}
+	rows := [][]string{{"  PART", "FROM", "TYPE", "HOW"}}
 	for _, p := range s.Parts {
 		from, how := plain(p.From, 100), p.How
 		if p.From == "" {
@@ -91,10 +87,10 @@ func printSource(w io.Writer, s doctor.SourceReport) {
 				how += "; perhaps " + plain(p.Guess, 64)
 			}
 		}
-		fmt.Fprintf(columns, "  %s\t%s\t%s\t%s\n", p.Name, from, plain(p.Type, 64), how)
+		rows = append(rows, []string{"  " + p.Name, from, plain(p.Type, 64), how})
 	}
-	columns.Flush()
 	if len(s.Parts) > 0 {
+		columns(w, rows)
 		fmt.Fprintln(w)
 	}
 	line := func(label, text string) {

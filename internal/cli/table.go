@@ -180,7 +180,7 @@ func (s *screen) eraseLocked() string {
 	lines, width := 0, widthOf(s.terminal)
 	for line := range strings.Lines(s.shown) {
 		lines++
-		if n := len([]rune(strings.TrimSuffix(line, "\n"))); width > 0 && n > width {
+		if n := textWidth(strings.TrimSuffix(line, "\n")); width > 0 && n > width {
 			lines += (n - 1) / width
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"os"
 	"strings"
 
+	"github.com/rivo/uniseg"
 	"golang.org/x/term"
 
 	"github.com/backendstart/walpost/internal/printable"
@@ -39,10 +40,28 @@ func widthOf(stream any) int {
 	return width
 }
 
+// textWidth is how many columns of a terminal a text takes: characters of Chinese, Japanese and Korean take two, marks that
+// combine with the character before them none.
+func textWidth(text string) int { return uniseg.StringWidth(text) }
+
+// splitAt returns the first characters of a text that fit into a width, and the rest.
+func splitAt(text string, width int) (head, rest string) {
+	rest = text
+	for state := -1; rest != ""; {
+		_, next, taken, after := uniseg.FirstGraphemeClusterInString(rest, state)
+		if width -= taken; width < 0 {
+			break
+		}
+		rest, state = next, after
+	}
+	return text[:len(text)-len(rest)], rest
+}
+
 // cut shortens a line to a width; 0 is any.
 func cut(line string, width int) string {
-	if runes := []rune(line); width > 0 && len(runes) > width {
-		return string(runes[:width-1]) + "…"
+	if width > 0 && textWidth(line) > width {
+		head, _ := splitAt(line, width-1)
+		return head + "…"
 	}
 	return line
 }
@@ -60,7 +79,7 @@ func columns(w io.Writer, rows [][]string) {
 			if i == len(widths) {
 				widths = append(widths, 0)
 			}
-			widths[i] = max(widths[i], len([]rune(cell)))
+			widths[i] = max(widths[i], textWidth(cell))
 		}
 	}
 	width, last := widthOf(w), len(widths)-1
@@ -78,7 +97,7 @@ func columns(w io.Writer, rows [][]string) {
 			if i == last && width > 0 {
 				cell = cut(cell, room)
 			}
-			line.WriteString(cell + strings.Repeat(" ", max(0, widths[i]-len([]rune(cell)))+2))
+			line.WriteString(cell + strings.Repeat(" ", max(0, widths[i]-textWidth(cell))+2))
 		}
 		fmt.Fprintln(w, strings.TrimRight(line.String(), " "))
 	}
@@ -88,9 +107,9 @@ func columns(w io.Writer, rows [][]string) {
 func printBlocks(w io.Writer, width int, rows [][]string) {
 	head, widest := rows[0], 0
 	for _, name := range head {
-		widest = max(widest, len([]rune(name)))
+		widest = max(widest, textWidth(name))
 	}
-	room := max(1, width-widest-2)
+	room := max(2, width-widest-2) // the widest character takes two
 	for i, row := range rows[1:] {
 		if i > 0 {
 			fmt.Fprintln(w)
@@ -100,10 +119,10 @@ func printBlocks(w io.Writer, width int, rows [][]string) {
 			if j < len(head) {
 				name = head[j]
 			}
-			for value := []rune(cell); ; name = "" {
-				n := min(room, len(value))
-				fmt.Fprintln(w, strings.TrimRight(name+strings.Repeat(" ", widest-len([]rune(name))+2)+string(value[:n]), " "))
-				if value = value[n:]; len(value) == 0 {
+			for {
+				value, rest := splitAt(cell, room)
+				fmt.Fprintln(w, strings.TrimRight(name+strings.Repeat(" ", widest-textWidth(name)+2)+value, " "))
+				if name, cell = "", rest; cell == "" {
 					break
 				}
 			}

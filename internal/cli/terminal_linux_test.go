@@ -101,6 +101,48 @@ func TestColumns_keepToTheWidthOfTheTerminal(t *testing.T) {
 	}
 }
 
+// S-313: characters that take two columns, or none, are counted as the terminal does.
+func TestColumns_countWideCharactersAsTheTerminalDoes(t *testing.T) {
+	rows := [][]string{
+		{"KEY", "STATE", "ERROR"},
+		{"日本語の鍵", "dead", strings.Repeat("受信者が拒否した", 6)},
+		{"e\u0301te\u0301", "dead", "👩‍👩‍👧 said no"},
+		{"plain", "dead", "no"},
+	}
+	p := newTerminal(t, 50)
+	columns(p.File, rows)
+	got := p.lines()
+	want := []string{
+		"KEY         STATE  ERROR",
+		"日本語の鍵  dead   受信者が拒否した受信者が拒否し…",
+		"e\u0301te\u0301         dead   👩‍👩‍👧 said no",
+		"plain       dead   no",
+	}
+	if strings.Join(got, "\n") != strings.Join(want, "\n") {
+		t.Errorf("50 wide it says\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	for _, width := range []uint16{20, 9, 3} { // blocks of lines; whatever the width, they end
+		p.resize(width)
+		columns(p.File, rows)
+		if got = p.lines(); !strings.Contains(strings.ReplaceAll(strings.Join(got, ""), " ", ""), "鍵") {
+			t.Errorf("%d wide it says %q", width, got)
+		}
+	}
+
+	// What was cut to the terminal takes one line of it, and what a narrower one has wrapped is erased whole.
+	p.resize(20)
+	live := newScreen(p.File, p.File)
+	live.show(strings.Repeat("鍵", 30) + "\n")
+	if got, want := p.lines(), []string{strings.Repeat("鍵", 9) + "…"}; !slices.Equal(got, want) {
+		t.Errorf("shows %q, want %q", got, want)
+	}
+	p.resize(10)
+	live.show("")
+	if got, want := strings.Join(p.lines(), ""), "\x1b[2A\r\x1b[J"; got != want {
+		t.Errorf("erases with %q, want %q", got, want)
+	}
+}
+
 // S-201: a line that the terminal has wrapped takes two, and what is drawn again in place left the first of them behind.
 func TestScreen_keepsToTheWidthOfTheTerminal(t *testing.T) {
 	p := newTerminal(t, 20)
@@ -148,8 +190,8 @@ func wantNarrower(t *testing.T, lines []string, width int) {
 	t.Helper()
 	for _, line := range lines {
 		line = strings.TrimPrefix(strings.ReplaceAll(line, "\r", ""), "\x1b[K")
-		if n := len([]rune(line)); n > width {
-			t.Errorf("%d characters in a terminal of %d: %q", n, width, line)
+		if n := textWidth(line); n > width {
+			t.Errorf("%d columns in a terminal of %d: %q", n, width, line)
 		}
 	}
 }
