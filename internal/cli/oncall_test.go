@@ -255,7 +255,25 @@ func TestStatus_saysWhyTheSlotIsLost(t *testing.T) {
 		return db.Text(`SELECT wal_status FROM pg_replication_slots WHERE slot_name = $1`, db.Name) == "lost"
 	})
 	_, stdout, _ := execute(t, env, "status")
+	if db.Int(`SELECT current_setting('server_version_num')::int / 10000`) >= 18 {
+		t.Run("idle", func(t *testing.T) { statusOfASlotThatWasIdle(t, db, env) })
+	}
 	if want := "is lost (the server has removed WAL that it needed: it kept more than max_slot_wal_keep_size (wal_removed))"; !strings.Contains(stdout, want) {
+		t.Errorf("status says\n%s\nwant %q in it", stdout, want)
+	}
+}
+
+func statusOfASlotThatWasIdle(t *testing.T, db *testdb.DB, env map[string]string) {
+	t.Helper()
+	db.Exec(`SELECT pg_create_logical_replication_slot('idle', 'pgoutput')`)
+	db.Exec(`ALTER SYSTEM SET idle_replication_slot_timeout = '1s'`)
+	db.Exec(`SELECT pg_reload_conf()`)
+	waitFor(t, "a slot that is lost to its idleness", func() bool {
+		db.Exec(`CHECKPOINT`)
+		return db.Int(`SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'idle' AND to_jsonb(pg_replication_slots)->>'invalidation_reason' = 'idle_timeout'`) == 1
+	})
+	_, stdout, _ := execute(t, env, "status", "--slot=idle")
+	if want := "is lost (no relay read it for as long as idle_replication_slot_timeout allows (idle_timeout))"; !strings.Contains(stdout, want) {
 		t.Errorf("status says\n%s\nwant %q in it", stdout, want)
 	}
 }

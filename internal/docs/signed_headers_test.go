@@ -77,7 +77,7 @@ var tampered = map[string]func(*signedRequest){
 	"the other signature":       func(r *signedRequest) { r.header.Set("Walpost-Signature", r.header.Get("Webhook-Signature")) },
 }
 
-// What the page tells receivers verifies what the webhook sends, and nothing else.
+// S-314: what the page tells receivers verifies what the webhook sends, and nothing else.
 func TestWebhooks_signedHeadersVerifyAsThePageShows(t *testing.T) {
 	for _, r := range signedRequests(t) {
 		for _, secret := range []string{firstSecret, rotatedSecret} {
