@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	_ "embed"
 	"io/fs"
@@ -8,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -101,8 +103,15 @@ func TestProgram_runsNothingThatAnotherRoleHasMade(t *testing.T) {
 	}()
 
 	env := map[string]string{"WALPOST_DATABASE_URL": dsn, "WALPOST_AUTH": "dev"}
+	ran := map[string]bool{}
+	for command := range withoutDatabase {
+		ran[command] = true
+	}
 	run := func(command string) {
 		t.Helper()
+		for _, leaf := range commandsOf(reflect.TypeFor[commands](), "") {
+			ran[leaf] = ran[leaf] || command == leaf || strings.HasPrefix(command, leaf+" ")
+		}
 		code, _, stderr := execute(t, env, strings.Fields(command)...)
 		if code == exitUsage {
 			t.Errorf("walpost %s: %s", command, stderr)
@@ -137,11 +146,12 @@ func TestProgram_runsNothingThatAnotherRoleHasMade(t *testing.T) {
 	testprogram.Eventually(t, "dead letters", func() bool { return number(`SELECT count(*) FROM walpost.owed WHERE state = 'dead'`) == 4 })
 
 	for _, command := range []string{
-		"doctor", "doctor --json", "status", "status --json", "config", "event " + id, "event bad", "subscribers list",
+		"doctor", "doctor --json", "doctor --standby=" + dsn, "sources", "sources --json --table=public.lesson_progress", "status", "status --json", "config", "event " + id, "event bad", "subscribers list",
 		"subscribers pause analytics", "owed add --subscriber=analytics --why=test " + id, "owed list", "owed list --json --error=x --since=1h", "owed show bad",
-		"deadletters list", "owed redrive --event=bad --dry-run", "owed redrive --event=bad --subscriber=achievements --why=test --yes",
+		"deadletters list", "deadletters show bad", "deadletters redrive --event=bad --dry-run", "deadletters discard --event=bad --dry-run",
+		"deadletters add --subscriber=analytics --why=test missing", "owed redrive --event=bad --dry-run", "owed redrive --event=bad --subscriber=achievements --why=test --yes",
 		"owed discard --event=bad --subscriber=notifications --why=test --dry-run", "owed discard --event=bad --subscriber=notifications --why=test --yes",
-		"subscribers resume analytics", "replay analytics --since=1h --again --why=test --yes", "replay analytics --since=1h --detach --rate=1 --why=test --yes",
+		"subscribers resume analytics", "replay start analytics --since=1h --dry-run", "replay analytics --since=1h --again --why=test --yes", "replay analytics --since=1h --detach --rate=1 --why=test --yes",
 		"replay list", "replay cancel 2 --why=test", "subscribers forget missing --why=test --yes", "status",
 	} {
 		run(command)
@@ -152,6 +162,12 @@ func TestProgram_runsNothingThatAnotherRoleHasMade(t *testing.T) {
 	}
 	for _, path := range []string{"/api/progress", "/api/achievements", "/api/notifications", "/api/recommendations", "/ready", "/live"} {
 		visit(t, api+path)
+	}
+
+	for _, leaf := range commandsOf(reflect.TypeFor[commands](), "") {
+		if !ran[leaf] {
+			t.Errorf("walpost %s is not run", leaf)
+		}
 	}
 
 	// Takeover, a lost slot with its repair, and a clean stop.
@@ -166,6 +182,30 @@ func TestProgram_runsNothingThatAnotherRoleHasMade(t *testing.T) {
 		return number(`SELECT count(*) FROM walpost.owed WHERE event_id LIKE 'late-%' AND state = 'dead'`) == 200
 	})
 	again.Stop()
+}
+
+// withoutDatabase are the commands that the test does not run as such.
+var withoutDatabase = map[string]string{
+	"demo": "makes a server of its own", "bench": "makes a server of its own", "api": "the test starts one", "relay": "the test starts some",
+	"bench-part run": "another command", "bench-part receive": "asks no database", "bench-part post": "asks no database", "bench-part clean": "removes a database of the bench",
+	"tail": "asks the relay alone, at a route that is visited", "token": "asks no database", "completion": "asks no database", "version": "asks no database",
+}
+
+// commandsOf are the commands of a grammar that have no further ones below them.
+func commandsOf(grammar reflect.Type, above string) (leaves []string) {
+	for i := range grammar.NumField() {
+		field := grammar.Field(i)
+		if _, is := field.Tag.Lookup("cmd"); !is {
+			continue
+		}
+		name := strings.TrimSpace(above + " " + cmp.Or(field.Tag.Get("name"), strings.ToLower(field.Name)))
+		if below := commandsOf(field.Type, name); len(below) > 0 {
+			leaves = append(leaves, below...)
+		} else {
+			leaves = append(leaves, name)
+		}
+	}
+	return leaves
 }
 
 // visit gets a URL as a learner; what it answers is the matter of other tests.
