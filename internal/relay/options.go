@@ -97,6 +97,16 @@ func (o *Options) names() []string {
 	return names
 }
 
+// messagePrefixes are those of the sources that are no tables.
+func (o *Options) messagePrefixes() (prefixes []string) {
+	for _, source := range o.Sources {
+		if source.Messages != "" {
+			prefixes = append(prefixes, source.Messages)
+		}
+	}
+	return prefixes
+}
+
 // configuredSubscriber is a subscriber as the configuration has it.
 type configuredSubscriber struct {
 	name          string

@@ -238,7 +238,7 @@ func (r *Relay) stream(ctx, hard context.Context, s *session, p *parts) error {
 		}
 		r.Log.Info("streaming", "slot", r.Slot, "publication", r.Publication, "confirmed", s.confirmed)
 		err := s.conn.Stream(ctx, wal.StreamOptions{
-			Slot: r.Slot, Publication: r.Publication, Confirmed: s.confirmed,
+			Slot: r.Slot, Publication: r.Publication, Prefixes: r.messagePrefixes(), Confirmed: s.confirmed,
 			Receiver: p.dispatch, Confirmer: p.tracker,
 			Drained: p.drained, OutOfTime: hard.Done(), Alive: r.opener.alive, Log: r.Log, Metrics: r.wal,
 		})

@@ -27,12 +27,22 @@ type messageReader struct {
 	source io.Reader
 	buffer readBuffer
 	inside int // what is left of the message that the driver is reading
+
+	prefixes []string // of the logical messages whose content is wanted
+	passing  int      // what is left of the message whose content is not held
 }
 
 // next takes the next message out of what was read. It is false if there is none, or only a part of one.
 func (m *messageReader) next() (message, bool, error) {
+	m.pass()
 	unread := m.buffer.unread()
 	size, err := messageSize(unread)
+	if size > maxBuffer && m.judgeContent(unread) == passed {
+		cut := withoutContent(unread)
+		m.passing = size
+		m.pass()
+		return cut, true, nil
+	}
 	if err != nil || size == 0 || size > len(unread) {
 		return message{}, false, err
 	}
@@ -54,9 +64,13 @@ func messageSize(text []byte) (int, error) {
 
 // fill reads once from the source, and waits for it. It returns how much came, and whether the source may have more.
 func (m *messageReader) fill() (n int, full bool, err error) {
+	m.pass()
 	size, err := messageSize(m.buffer.unread())
 	if err != nil {
 		return 0, false, err
+	}
+	if size > maxBuffer && m.judgeContent(m.buffer.unread()) != held {
+		size = 0
 	}
 	return m.buffer.readFrom(m.source, size)
 }

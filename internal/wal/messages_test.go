@@ -72,6 +72,79 @@ func TestMessageReader_findsTheMessagesInAnyPieces(t *testing.T) {
 	}
 }
 
+// appendLogical appends a logical message of pgoutput in a data frame.
+func appendLogical(to []byte, transactional bool, prefix string, content []byte) []byte {
+	body := append([]byte{'w'}, make([]byte, 24)...)
+	body = append(body, 'M', 0)
+	if transactional {
+		body[len(body)-1] = 1
+	}
+	body = append(append(append(body, make([]byte, 8)...), prefix...), 0)
+	body = append(binary.BigEndian.AppendUint32(body, uint32(len(content))), content...)
+	return appendMessage(to, 'd', body)
+}
+
+// S-316: a message of no source is taken without its content, whatever its size, its prefix and the pieces in which it comes;
+// one of a source is whole, and nothing beside them is lost.
+func TestMessageReader_holdsNoContentOfAForeignMessage(t *testing.T) {
+	const large = 5 * maxBuffer
+	content := bytes.Repeat([]byte("x"), large)
+	endless := strings.Repeat("p", large)
+	for seed := range uint64(12) {
+		random := rand.New(rand.NewPCG(seed, 0))
+		var sent []byte
+		for _, m := range []struct {
+			transactional bool
+			prefix        string
+			content       []byte
+		}{
+			{true, "orders", []byte("small")}, {false, "orders", content}, {true, "other", content}, {true, "order", content},
+			{true, "ordersx", content}, {true, "", content}, {true, endless, nil}, {false, endless, []byte("y")}, {true, "other", []byte("small")}, {true, "orders", content},
+		} {
+			sent = appendLogical(sent, m.transactional, m.prefix, m.content)
+			sent = appendMessage(sent, 'd', []byte("beside"))
+		}
+		m := &messageReader{source: &pieces{sent, []int{1 + 13*int(seed), 70_000, 1 << 22}[seed%3], random}, prefixes: []string{"payments", "orders"}}
+		if seed%3 == 0 { // bytes one by one would take minutes
+			m.source.(*pieces).most = 3000
+		}
+		var got []string
+		most := 0
+		for {
+			next, ok, err := m.next()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if ok {
+				text := string(next.body)
+				if next.body[0] == 'w' {
+					prefix, rest, _ := strings.Cut(text[prefixAt-headerSize:], "\x00")
+					if n := int(binary.BigEndian.Uint32([]byte(rest))); n != len(rest)-4 {
+						t.Fatalf("seed %d: %d bytes of content, and %d are told", seed, len(rest)-4, n)
+					}
+					text = fmt.Sprintf("%d %s %d", text[flagsAt-headerSize], prefix, len(rest)-4)
+				}
+				got = append(got, text)
+				continue
+			}
+			if len(got) < 18 { // before the one of a source
+				most = max(most, len(m.buffer.bytes))
+			}
+			if _, _, err := m.fill(); errors.Is(err, io.EOF) {
+				break
+			}
+		}
+		cut := strings.Repeat("p", shownPrefix)
+		want := []string{"1 orders 5", "0 orders 0", "1 other 0", "1 order 0", "1 ordersx 0", "1  0", "1 " + cut + " 0", "0 " + cut + " 0", "1 other 5", fmt.Sprintf("1 orders %d", large)}
+		if strings.Join(got, ", ") != strings.Join(want, ", beside, ")+", beside" {
+			t.Fatalf("seed %d: got %q", seed, got)
+		}
+		if most > maxBuffer {
+			t.Errorf("seed %d: %d bytes are held", seed, most)
+		}
+	}
+}
+
 // What the driver has not asked for is left to the stream, although it came with the same read.
 func TestMessageReader_givesTheDriverOneMessageAtATime(t *testing.T) {
 	sent := appendMessage(appendMessage(appendMessage(nil, 'W', []byte{0, 0, 0}), 'd', []byte("first")), 'd', []byte("second"))

@@ -42,6 +42,8 @@ type Confirmer interface {
 // StreamOptions say what to read and how.
 type StreamOptions struct {
 	Slot, Publication string
+	// Prefixes are those of the sources' logical messages. Messages with others may come without their content.
+	Prefixes []string
 	// Confirmed is where the slot stands: no lower position is ever told.
 	Confirmed event.LSN
 	Receiver  Receiver
@@ -84,6 +86,7 @@ const (
 // clean end: the last status was sent and the server has answered.
 func (c *Conn) Stream(ctx context.Context, o StreamOptions) error {
 	now := time.Now()
+	c.messages.prefixes = o.Prefixes
 	s := &stream{StreamOptions: o, conn: c, net: c.stream.Conn, readAt: now, traffic: traffic{counted: now},
 		sent: o.Confirmed, lastStatus: now, lastHeard: now, probed: now, timer: time.NewTimer(0)}
 	// A read that waits is woken by the end of ctx. What comes after the reading sets deadlines of its
