@@ -130,6 +130,32 @@ func TestDoctor_stumblesOverNoKindOfSlot(t *testing.T) {
 	}
 }
 
+// S-317: who wants to know whether an owner's code would run is not the one as whom it runs.
+func TestForeignCode_isNotRunByTheDoctor(t *testing.T) {
+	t.Parallel()
+	h := newHarnessOn(t, nil, testdb.New(t))
+	theirs(theirTest, "CREATE INDEX spy ON public.outbox (id) WHERE public.fits('x')")(h)
+	h.db.Exec(`INSERT INTO outbox (event_id, event_type, payload, created_at) VALUES ('1', 'x', '{}', now() - interval '1 day')`)
+	h.db.Exec(`CREATE OR REPLACE FUNCTION public.fits(v text) RETURNS bool LANGUAGE plpgsql IMMUTABLE AS $$ BEGIN RAISE 'it ran as %', CURRENT_USER; END $$`)
+	h.options.StopOnLoss = true // counts what waits
+	report := doctor.Run(t.Context(), h.options)
+	if said := describe(report.Findings); strings.Contains(said, "it ran as") {
+		t.Errorf("the doctor says%s", said)
+	}
+	if f := find(report, "foreign-code"); f.Level != doctor.Problem || !strings.Contains(f.Finding, "index public.spy") {
+		t.Errorf("the doctor says%s", describe([]doctor.Finding{f}))
+	}
+	for _, check := range []string{"event-types", "oldest-unpublished", "start"} {
+		if f := find(report, check); f.Level != doctor.Unknown || !strings.Contains(f.Reason, "foreign-code") {
+			t.Errorf("the doctor says%s", describe([]doctor.Finding{f}))
+		}
+	}
+	h.db.Exec(`DROP INDEX spy`)
+	if f := find(doctor.Run(t.Context(), h.options), "oldest-unpublished"); f.Level != doctor.Warning {
+		t.Errorf("without the index the doctor says%s", describe([]doctor.Finding{f}))
+	}
+}
+
 // S-312: who follows the advice about mark: off has no row sent twice after a lost slot, and loses none.
 func TestMark_thatWasOffIsMadeUpForAsPrinted(t *testing.T) {
 	t.Parallel()

@@ -3,6 +3,7 @@ package doctor
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -142,6 +143,34 @@ func checkForeignCode(ctx context.Context, c *checker) ([]Finding, error) {
 				"or to a superuser; and run the relay as a role with the rights of deploy/sql/roles.sql and no other"}).about(table.Source.Name))
 	}
 	return found, nil
+}
+
+// atReading are the beginnings of what runs, or is computed, also where a table is only read.
+var atReading = []string{"index ", "statistics ", "partition key ", "cast ", "policy ", "check "}
+
+// readable are the tables whose rows can be read without running code of another role as whoever runs the doctor, and a
+// finding for each of the others: a person who asks about foreign code must not be the one as whom it runs.
+func (c *checker) readable(ctx context.Context) (tables []*outbox.Table, found []Finding, err error) {
+	all, err := c.tables(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, table := range all {
+		code, err := c.foreignCode(ctx, table)
+		if err != nil {
+			return nil, nil, err
+		}
+		runs := slices.IndexFunc(code, func(f foreign) bool {
+			return slices.ContainsFunc(atReading, func(kind string) bool { return strings.HasPrefix(f.What, kind) })
+		})
+		if runs < 0 {
+			tables = append(tables, table)
+			continue
+		}
+		found = append(found, unknown(fmt.Sprintf("no row of %s was looked at", relation(table)),
+			"that would run code of another role: "+code[runs].String()+"; see the check foreign-code").about(table.Source.Name))
+	}
+	return tables, found, nil
 }
 
 func (c *checker) foreignCode(ctx context.Context, table *outbox.Table) ([]foreign, error) {

@@ -241,7 +241,7 @@ func checkTableBloat(ctx context.Context, c *checker) ([]Finding, error) {
 }
 
 func checkOldestUnpublished(ctx context.Context, c *checker) ([]Finding, error) {
-	tables, err := c.tables(ctx)
+	tables, found, err := c.readable(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -249,7 +249,6 @@ func checkOldestUnpublished(ctx context.Context, c *checker) ([]Finding, error) 
 	if err := c.tx.QueryRow(ctx, `SELECT pg_catalog.now()`).Scan(&now); err != nil {
 		return nil, err
 	}
-	var found []Finding
 	for _, table := range tables {
 		oldest, err := table.OldestUnpublished(ctx, c.tx)
 		if err != nil {

@@ -101,8 +101,21 @@ func (c *checker) facts(ctx context.Context) (f slot.Facts, err error) {
 	if f.Published, err = slot.ReadPublished(ctx, c.tx, c.Publication, c.Sources); err != nil {
 		return f, err
 	}
+	if c.StopOnLoss || f.Record != nil && len(slot.Compare(f.Record.Fingerprint, f.Published.Now).Partitions) > 0 { // rows count
+		if _, unread, err := c.readable(ctx); err != nil || len(unread) > 0 {
+			return f, errors.Join(err, errUnread(unread))
+		}
+	}
 	err = f.ReadSources(ctx, c.tx, c.Sources, tables)
 	return f, err
+}
+
+// errUnread is why what depends on rows is not known; nil where all could be read.
+func errUnread(unread []Finding) error {
+	if len(unread) == 0 {
+		return nil
+	}
+	return errors.New(unread[0].Finding + ": " + unread[0].Reason)
 }
 
 // canRenameSources returns the refusal of a relay that would give records of two sources one name.

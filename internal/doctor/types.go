@@ -19,11 +19,10 @@ const (
 // checkEventTypes compares the types of the last rows with what the subscribers ask for. A slip of the pen in a pattern, or
 // a type that was forgotten, is no failure for the relay: the rows are marked, and no one gets them.
 func checkEventTypes(ctx context.Context, c *checker) ([]Finding, error) {
-	tables, err := c.tables(ctx)
+	tables, found, err := c.readable(ctx)
 	if err != nil {
 		return nil, err
 	}
-	var found []Finding
 	came := make(map[string][]string) // by source
 	for _, table := range tables {
 		types, err := table.RecentTypes(ctx, c.tx, recentRows)
