@@ -133,5 +133,6 @@ func (s *modelServer) commitOne(key string, eventType int) (modelEvent, event.LS
 	commit := s.end
 	s.end += 800
 	s.commits = append(s.commits, modelTxn{commit: commit, end: s.end, events: []modelEvent{e}})
+	s.log.Debug("world: committed", "lsn", commit, "event", e)
 	return e, commit
 }

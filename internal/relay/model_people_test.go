@@ -27,6 +27,7 @@ func (h *history) act() {
 		kind = 8
 	}
 	sub := h.subs[h.people.IntN(len(h.subs))]
+	h.log.Debug("world: a person acts, or the process is about to die", "kind", kind, "subscriber", sub.name)
 	switch kind {
 	case 0, 1:
 		h.add(sub, lane.StateWaiting)
@@ -93,6 +94,7 @@ func (h *history) add(sub *modelSubscriber, state lane.State) {
 	if state == lane.StateDead {
 		sub.ended[e.id] = true
 	}
+	h.log.Debug("world: a person adds", "subscriber", sub.name, "id", e.id, "state", state, "at", ev.Position)
 	h.server.debt.Add(sub.name, ev, state)
 }
 
@@ -113,6 +115,7 @@ func (h *history) discard(sub *modelSubscriber) {
 	ev := owed[h.people.IntN(len(owed))].Event
 	sub.moved[ev.OccurredAt], sub.ended[ev.OccurredAt] = true, true // it may be in its handler
 	sub.had.Store(ev.OccurredAt, true)
+	h.log.Debug("world: a person discards", "subscriber", sub.name, "id", ev.OccurredAt)
 	h.server.debt.Discard(sub.name, ev)
 }
 

@@ -49,6 +49,7 @@ type modelServer struct {
 	deleted   map[string]bool // rows, by the ids of the history; owned by it
 	added     int64           // rows that people have added
 	crashIn   int             // so many moments before and after writes, until the process dies; 0 for never
+	log       *slog.Logger    // what happens in the world is logged beside what the relay logs, at Debug
 }
 
 type modelTxn struct {
@@ -73,6 +74,7 @@ func (s *modelServer) commit(r *rand.Rand, events, keys int) {
 	s.end += event.LSN(8 * (1 + r.IntN(1000)))
 	txn.end = s.end
 	s.commits = append(s.commits, txn)
+	s.log.Debug("world: committed", "lsn", txn.commit, "end", txn.end, "events", txn.events)
 }
 
 // modelSubscriber is what lives outside of the relay: a receiver with moods, and what it has got.
@@ -234,7 +236,9 @@ type modelOutlet struct {
 func (o modelOutlet) Name() string      { return o.name }
 func (o modelOutlet) Wants(string) bool { return true }
 func (o modelOutlet) Handle(ctx context.Context, d subscriber.Delivery) error {
-	return o.handle(ctx, func() bool { return o.process.dead.Err() == nil }, d)
+	err := o.handle(ctx, func() bool { return o.process.dead.Err() == nil }, d)
+	o.process.server.log.Debug("world: handled", "subscriber", o.name, "id", d.OccurredAt, "key", d.Key, "position", d.Position, "replay", d.Replay, "err", err)
+	return err
 }
 func (o modelOutlet) HandleBatch(ctx context.Context, ds []subscriber.Delivery) error {
 	failed := make(map[int]error)
@@ -322,6 +326,7 @@ func (m mortal) Record(ctx context.Context, sub string, owed []lane.Owed) error 
 	for i := range owed {
 		owed[i].Event = m.known(owed[i].Event)
 	}
+	m.process.server.log.Debug("world: recorded as owed", "subscriber", sub, "events", owedIDs(owed))
 	return m.write(func() error { return m.Ower.Record(ctx, sub, owed) })
 }
 
@@ -355,9 +360,19 @@ func (m mortal) Waiting(ctx context.Context, sub string, q lane.Query) ([]lane.O
 
 func (m mortal) Paid(ctx context.Context, sub string, paid []lane.Paid, secured event.Position) error {
 	return m.write(func() error {
+		m.process.server.log.Debug("world: paid", "subscriber", sub, "paid", paid, "secured", secured)
 		m.process.server.raise(sub, secured)
 		return m.Ower.Paid(ctx, sub, paid, secured)
 	})
+}
+
+// owedIDs tells for the log which events are owed, and where.
+func owedIDs(owed []lane.Owed) []string {
+	var ids []string
+	for _, o := range owed {
+		ids = append(ids, fmt.Sprintf("%s@%v", o.Event.OccurredAt, o.Event.Position))
+	}
+	return ids
 }
 
 func (m mortal) Failed(ctx context.Context, sub string, owed []lane.Owed) error {
@@ -405,6 +420,7 @@ func (l modelLedger) write(ctx context.Context, finished []*ack.Entry, confirm e
 		}
 	}
 	l.process.server.record(confirm)
+	l.process.server.log.Debug("world: recorded", "marks", len(finished), "confirmed", confirm, "positions", at)
 	if l.process.dies() {
 		return 0, errDead
 	}
@@ -545,6 +561,10 @@ func (s *modelServer) recordRows(o recording) {
 	if err := debts.flush(context.Background()); err != nil {
 		panic(err)
 	}
+	for _, to := range o.to {
+		s.log.Debug("world: a pass over the table", "for", to.name, "snapshot", o.snapshot, "retained", o.retained, "at", o.at,
+			"owed", owedIDs(s.debt.Owed(to.name, lane.StateWaiting)))
+	}
 	if at := o.at; !o.retained {
 		at.Ordinal += ordinal
 		s.placeMarked(o, at, bound)
@@ -575,6 +595,7 @@ func (s *modelServer) placeMarked(o recording, at event.Position, bound event.LS
 		if err := s.debt.PlaceRows(context.Background(), nil, to.name, moved); err != nil {
 			panic(err)
 		}
+		s.log.Debug("world: marked rows get another place", "for", to.name, "rows", owedIDs(moved))
 	}
 }
 
@@ -599,6 +620,7 @@ func (s *modelServer) startPositions(subs []*modelSubscriber, plant *plant) (hor
 		s.known[name] = stored{secured: before[name].secured, goneAt: "then"} // whoever is no member has left for good
 	}
 	for _, m := range members {
+		s.log.Debug("world: begins", "subscriber", m.name, "after", m.after, "found", m.found, "left", m.left, "wants", m.wants.encode())
 		wanted, err := parseWants([]byte(m.wants.encode()))
 		if err != nil {
 			panic(err)

@@ -316,7 +316,7 @@ func newSmallWorld(s *scope, m *smallMetrics) *smallWorld {
 	w := &smallWorld{scope: s, metrics: m, waiting: make(map[string]*stepGate), trace: make(map[string]int),
 		had: make(map[string][]string), marked: make(map[string]bool), given: make(map[string]bool), everDead: make(map[string]bool)}
 	w.server = &modelServer{end: 8000, confirmed: 8000, recorded: 8000, known: make(map[string]stored), debt: debttest.NewMemory(),
-		window: ack.Window{Events: 60, Bytes: 1 << 20}}
+		window: ack.Window{Events: 60, Bytes: 1 << 20}, log: discardLog}
 	w.server.debt.EveryEventHasARow(func(of event.Identity) { w.mark(of.Occurrence) })
 	w.begin("a", "b")
 	w.server.commits = []modelTxn{

@@ -35,6 +35,7 @@ func Run(t *testing.T, open func(t *testing.T, events []*event.Event) Debt) {
 		"Record keeps everything about a delivery":               recordKeepsEverything,
 		"Record leaves what is recorded as it is":                recordLeavesWhatIsThere,
 		"Record gives what was added the position of its event":  recordPlacesWhatWasAdded,
+		"Record leaves what is in the order of its table":        recordLeavesTheOrderOfATable,
 		"Waiting gives the order of positions":                   waitingGivesTheOrder,
 		"Waiting begins after a position":                        waitingBeginsAfter,
 		"Waiting leaves keys out":                                waitingLeavesKeysOut,
@@ -314,6 +315,16 @@ func recordPlacesWhatWasAdded(t *testing.T, b *book) {
 		}
 	}
 	b.record(b.added(3)) // and no other way round
+	b.wantWaiting(all, "e3", "e4")
+}
+
+// What a repair has put in the order of its table keeps that place, also when it has failed, though the stream brings
+// it again.
+func recordLeavesTheOrderOfATable(t *testing.T, b *book) {
+	inOrder := func(n int) lane.Owed { return lane.Owed{Event: b.added(n), InTableOrder: true} }
+	b.ok(b.ower.Record(t.Context(), sub, []lane.Owed{inOrder(2), inOrder(3)}))
+	b.ok(b.ower.Failed(t.Context(), sub, []lane.Owed{{Event: b.added(2), Attempts: 1, FirstFailure: time.Unix(1, 0), Err: "503"}}))
+	b.record(b.events[2:4]...)
 	b.wantWaiting(all, "e3", "e4")
 }
 

@@ -454,7 +454,7 @@ func (m *Memory) Failed(ctx context.Context, subscriber string, owed []lane.Owed
 	}
 	for _, o := range owed {
 		if r := m.ofLocked(subscriber).rows[o.Event.Identity()]; r != nil && r.state == lane.StateWaiting {
-			o.Event = r.Event
+			o.Event, o.InTableOrder = r.Event, r.InTableOrder // it fails where it stands
 			r.Owed = o
 		}
 	}
