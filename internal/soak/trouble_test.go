@@ -32,6 +32,7 @@ const troubleTables = `
 	CREATE SEQUENCE soak.ids;
 	CREATE TABLE soak.keys AS SELECT 'key-' || n AS key FROM generate_series(1, 20) n;
 	CREATE TABLE soak.byhand (subscriber text NOT NULL, event_id text NOT NULL, occurrence text NOT NULL, discarded boolean NOT NULL);
+	CREATE TABLE soak.narrowed (subscriber text NOT NULL, last bigint NOT NULL, first bigint NOT NULL DEFAULT 9223372036854775807);
 	CREATE TABLE extra (LIKE outbox INCLUDING ALL);
 	CREATE FUNCTION soak.refuse() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RAISE 'refused as told'; END$$`
 
@@ -44,6 +45,11 @@ const insertTrouble = `
 		RETURNING event_id, created_at, event_type, partition_key)
 	INSERT INTO soak.committed (event_id, created_at, event_type, key) SELECT * FROM new`
 
+// notAsked is a condition: the event c is none of those that the subscriber $1 must have had, because its filter was
+// narrowed after the event soak.narrowed.last and not known to be wide again before the event first. What other types
+// than soak.rare commits one after the other, so that for them the order of seq is that of the commits.
+const notAsked = `(c.event_type <> 'soak.rare' AND EXISTS (SELECT FROM soak.narrowed f WHERE f.subscriber = $1 AND c.seq > f.last AND c.seq < f.first))`
+
 // troubles is one run.
 type troubles struct {
 	*rand.Rand
@@ -53,6 +59,7 @@ type troubles struct {
 	pooler  *wire             // by which the relay reaches the database; the stream goes by itself
 	names   []string          // in the configuration
 	joined  []string          // of them those that began with all rows, and want rare events only
+	narrow  map[string]bool   // they want rare events only, for now
 	former  map[string]string // names of those that have another one now
 	paused  map[string]bool
 	extra   bool        // a second source is in the configuration
@@ -76,6 +83,8 @@ func (r *troubles) options() relayOptions {
 			more := ""
 			if slices.Contains(r.joined, name) {
 				more = `, from: beginning, events: ["soak.rare"]`
+			} else if r.narrow[name] {
+				more = `, events: ["soak.rare"]`
 			}
 			if former := r.former[name]; former != "" {
 				more += ", renamed_from: " + former
@@ -131,7 +140,8 @@ func (r *troubles) ways() map[string]func() {
 			r.Shuffle(len(r.names), func(i, j int) { r.names[i], r.names[j] = r.names[j], r.names[i] })
 			r.start()
 		},
-		"another name": r.rename,
+		"another name":   r.rename,
+		"another filter": r.narrowOrWiden,
 		"pause": func() {
 			name := r.some()
 			r.paused[name] = true
@@ -231,7 +241,7 @@ func (r *troubles) rename() {
 	}
 	r.relay.Kill()
 	name := fmt.Sprintf("%s-%d", before, r.counts["another name"])
-	for _, table := range []string{"ledger", "control", "byhand"} {
+	for _, table := range []string{"ledger", "control", "byhand", "narrowed"} {
 		r.db.Exec(`UPDATE soak.`+table+` SET subscriber = $2 WHERE subscriber = $1`, before, name)
 	}
 	for _, names := range [][]string{r.names, r.joined} {
@@ -239,10 +249,29 @@ func (r *troubles) rename() {
 			names[i] = name
 		}
 	}
-	r.former[name], r.paused[name] = before, r.paused[before]
+	r.former[name], r.paused[name], r.narrow[name] = before, r.paused[before], r.narrow[before]
 	delete(r.former, before)
 	r.start()
 	r.relay.AwaitStreaming() // else the next name would be that of one that the slot does not know
+}
+
+// narrowOrWiden gives a subscriber another filter between a kill and the next start. What committed before the kill is
+// for it by the former one.
+func (r *troubles) narrowOrWiden() {
+	name := r.some()
+	if slices.Contains(r.joined, name) {
+		return
+	}
+	r.relay.Kill()
+	r.narrow[name] = !r.narrow[name]
+	if r.narrow[name] {
+		r.db.Exec(`INSERT INTO soak.narrowed (subscriber, last) SELECT $1, coalesce(max(seq), 0) FROM soak.committed`, name)
+	}
+	r.start()
+	if !r.narrow[name] {
+		r.relay.AwaitStreaming() // what commits from now on it must have
+		r.db.Exec(`UPDATE soak.narrowed SET first = 2 + (SELECT coalesce(max(seq), 0) FROM soak.committed) WHERE subscriber = $1 AND first = 9223372036854775807`, name)
+	}
 }
 
 func (r *troubles) lastByHand() string {
@@ -291,7 +320,7 @@ func (r *troubles) truncate() {
 		err = tx.QueryRow(r.t.Context(), `
 			SELECT count(*) FROM outbox o JOIN soak.committed c ON c.event_id = o.event_id AND c.created_at = o.created_at
 			CROSS JOIN unnest($1::text[], $2::bigint[], $3::text[]) AS s (name, last, kind)
-			WHERE o.published_at IS NULL AND c.seq <= s.last AND c.event_type LIKE s.kind
+			WHERE o.published_at IS NULL AND c.seq <= s.last AND c.event_type LIKE s.kind AND NOT `+strings.ReplaceAll(notAsked, "$1", "s.name")+`
 			AND NOT EXISTS (SELECT FROM soak.ledger l WHERE l.subscriber = s.name AND l.event_id = o.event_id AND l.occurrence::timestamptz = o.created_at)
 			AND NOT EXISTS (
 				SELECT FROM walpost.owed w WHERE w.subscriber = s.name AND w.event_id = o.event_id AND w.occurrence::timestamptz = o.created_at
@@ -320,7 +349,7 @@ func TestSoak_roundsOfRandomTroubleLoseNothing(t *testing.T) {
 	t.Logf("seed %d: WALPOST_SEED repeats the choices", seed)
 	db := ownServer(t)
 	r := &troubles{Rand: rand.New(rand.NewPCG(seed, 1)), t: t, db: db, pooler: newWire(t, db), names: []string{"one", "two", "leaver"},
-		former: make(map[string]string), paused: make(map[string]bool),
+		former: make(map[string]string), paused: make(map[string]bool), narrow: make(map[string]bool),
 		left: make(map[string]int64), counts: make(map[string]int)}
 	db.Exec(strings.ReplaceAll(ledgerTables, "UNLOGGED", ""))
 	db.Exec(troubleTables)
@@ -426,15 +455,15 @@ func (r *troubles) compare() {
 			continue
 		}
 		check(name+": events that committed and that it neither had nor is owed",
-			`SELECT count(*) FROM soak.committed c WHERE seq <= $2 AND NOT (`+had+` OR `+owed+`)`, name, limit)
+			`SELECT count(*) FROM soak.committed c WHERE seq <= $2 AND NOT `+notAsked+` AND NOT (`+had+` OR `+owed+`)`, name, limit)
 		check(name+": rows are marked that it has not had", `
-			SELECT count(*) FROM outbox c JOIN soak.committed s ON s.event_id = c.event_id AND s.created_at = c.created_at
-			WHERE published_at IS NOT NULL AND s.seq <= $2 AND NOT (`+had+`)`, name, limit)
+			SELECT count(*) FROM outbox o JOIN soak.committed c ON o.event_id = c.event_id AND o.created_at = c.created_at
+			WHERE published_at IS NOT NULL AND c.seq <= $2 AND NOT `+notAsked+` AND NOT (`+had+`)`, name, limit)
 		check(name+": events that came for the first time behind a later one of their key, without a person's hand", `
 			WITH came AS (
 				SELECT c.seq, c.key, min(l.n) AS n FROM soak.ledger l
 				JOIN soak.committed c ON c.event_id = l.event_id AND c.created_at = l.occurrence::timestamptz
-				WHERE l.subscriber = $1 AND NOT EXISTS (
+				WHERE l.subscriber = $1 AND NOT `+notAsked+` AND NOT EXISTS (
 					SELECT FROM soak.byhand h WHERE h.subscriber = $1 AND h.event_id = l.event_id AND h.occurrence::timestamptz = l.occurrence::timestamptz)
 				GROUP BY 1, 2),
 			pairs AS (SELECT seq, n, lag(n) OVER (PARTITION BY key ORDER BY seq) AS before FROM came)
