@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -16,7 +18,38 @@ import (
 // method that runs one outside.
 //
 // A Pool is safe for concurrent use.
-type Pool struct{ pool *pgxpool.Pool }
+type Pool struct {
+	pool *pgxpool.Pool
+	live *sessions
+}
+
+// sessions are those of a pool, in use or not.
+type sessions struct {
+	mu  sync.Mutex
+	all map[*pgx.Conn]struct{} // guarded by mu
+}
+
+func (s *sessions) add(_ context.Context, conn *pgx.Conn) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.all[conn] = struct{}{}
+	return nil
+}
+
+func (s *sessions) remove(conn *pgx.Conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.all, conn)
+}
+
+// cut lets whatever waits for an answer fail as it does on a broken network.
+func (s *sessions) cut() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for conn := range s.all {
+		_ = conn.PgConn().Conn().SetDeadline(time.Now())
+	}
+}
 
 // Modes of a transaction, all of them words that a server's defaults for transactions would otherwise choose.
 const (
@@ -28,8 +61,12 @@ const (
 // Close ends all sessions. It waits until they are given back.
 func (p *Pool) Close() { p.pool.Close() }
 
-// Reset closes all sessions: those in use when they are given back.
-func (p *Pool) Reset() { p.pool.Reset() }
+// Reset closes all sessions. What is under way on them fails as with a lost connection, so that nothing waits for an answer
+// from a server that is gone without a word.
+func (p *Pool) Reset() {
+	p.pool.Reset()
+	p.live.cut()
+}
 
 // Size is how many sessions there can be at a time.
 func (p *Pool) Size() int { return int(p.pool.Config().MaxConns) }

@@ -9,12 +9,14 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgproto3"
 
 	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/testdb"
+	"github.com/backendstart/walpost/internal/testprogram"
 )
 
 // settingsSQL is what a statement sees of the settings that are pinned.
@@ -211,4 +213,47 @@ func forgetful(t *testing.T, db *testdb.DB) string {
 	}()
 	port := listener.Addr().(*net.TCPAddr).Port
 	return fmt.Sprintf("host=127.0.0.1 port=%d user=%s password='%s' dbname=%s sslmode=disable", port, config.User, config.Password, db.Name)
+}
+
+// S-291: a server that is gone without a word answers nothing. Who resets the pool does not wait until each statement has
+// noticed that for itself.
+func TestPool_resetEndsWhatIsUnderWay(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	pool, err := postgres.Open(t.Context(), db.DSN, "reset")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	for name, run := range map[string]func() error{
+		"one statement": func() error {
+			_, err := pool.Exec(t.Context(), `SELECT pg_catalog.pg_sleep(600)`)
+			return err
+		},
+		"a transaction": func() error {
+			return postgres.InTx(t.Context(), pool, func(tx pgx.Tx) error {
+				_, err := tx.Exec(t.Context(), `SELECT pg_catalog.pg_sleep(600)`)
+				return err
+			})
+		},
+	} {
+		ended := make(chan error, 1)
+		go func() { ended <- run() }()
+		testprogram.Eventually(t, name+" to be under way", func() bool {
+			return db.Int(`SELECT count(*) FROM pg_stat_activity WHERE application_name = 'reset' AND wait_event = 'PgSleep'`) > 0
+		})
+		pool.Reset()
+		select {
+		case err := <-ended:
+			if !postgres.Unavailable(err) {
+				t.Errorf("%s ended with %v, want a lost connection", name, err)
+			}
+		case <-time.After(30 * time.Second):
+			t.Fatalf("%s goes on", name)
+		}
+		if _, err := pool.Exec(t.Context(), `SELECT 1`); err != nil {
+			t.Errorf("after the reset: %v", err)
+		}
+		db.Exec(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'reset' AND wait_event = 'PgSleep'`)
+	}
 }

@@ -68,11 +68,13 @@ func open(ctx context.Context, config *pgxpool.Config, dsn, application string) 
 		}
 		return nil
 	}
+	live := &sessions{all: make(map[*pgx.Conn]struct{})}
+	config.AfterConnect, config.BeforeClose = live.add, live.remove
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
 		return nil, Mask(fmt.Errorf("open pool on %s: %w", target(&config.ConnConfig.Config), err), dsn)
 	}
-	p := &Pool{pool}
+	p := &Pool{pool: pool, live: live}
 	pooled, err := p.Pooled(ctx)
 	if err != nil {
 		p.Close()

@@ -51,7 +51,7 @@ func (p *Pool) FindLockWaits(ctx context.Context, after time.Duration) ([]LockWa
 			return nil, fmt.Errorf("look who waits for a lock: %w", err)
 		}
 		defer one.Close()
-		asking = &Pool{one}
+		asking = &Pool{pool: one, live: p.live}
 	}
 	rows, err := asking.Query(ctx, lockWaitsSQL, after.Seconds())
 	if err != nil {
