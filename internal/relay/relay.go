@@ -80,6 +80,7 @@ func New(o Options) *Relay {
 	r.registerGauges(lead.leads)
 	if o.Lease != nil {
 		o.Lease.Notified, o.Lease.Check, o.Lease.Works = r.refreshLanes, lead.checkLease, lead.reach.works
+		o.Lease.Doubted = b.metrics.doubts.Inc
 	}
 	return r
 }
@@ -132,35 +133,37 @@ func (r *Relay) run(ctx context.Context) error {
 		short    int // runs of the parts in a row that ended soon
 	)
 	for first := true; ; first = false {
+		counted := false
 		s, err := r.opener.openUntilReady(ctx, func(ctx context.Context) (*session, error) {
 			s, err := r.opener.open(ctx, why)
+			if err == nil && first {
+				counted = true
+				var unclean int
+				if unclean, found, err = r.safeMode.countStart(ctx); err != nil {
+					s.conn.Close()
+				}
+				safeMode = unclean >= uncleanLimit
+			}
 			if c := asChanged(err); c != nil { // under our hands; there is nothing in memory yet that would not fit
 				err = fmt.Errorf("%w: %s", errChangedMeanwhile, c.reason)
 			}
 			return s, err
 		})
 		if err != nil || s == nil {
+			if counted {
+				r.endCleanly(hard)
+			}
 			if first { // nothing was ever handed over, so nothing is under way
 				r.lead.release()
 			}
 			return err
 		}
-		if first {
-			var unclean int
-			if unclean, found, err = r.safeMode.countStart(ctx); err != nil {
-				s.conn.Close()
-				return err
-			}
-			safeMode = unclean >= uncleanLimit
-			if !safeMode {
-				counting.Go(func() { r.safeMode.forgetStarts(process) })
-			}
+		if first && !safeMode {
+			counting.Go(func() { r.safeMode.forgetStarts(process) })
 		}
 		begun := time.Now()
 		if why, err = r.live(ctx, s, safeMode, found); why == nil {
-			last, cancel := context.WithTimeout(hard, lastRecord)
-			defer cancel()
-			r.safeMode.endClean(last) // with an error, too: this was no crash
+			r.endCleanly(hard) // with an error, too: this was no crash
 			if err == nil {
 				r.lead.release()
 			}
@@ -181,6 +184,13 @@ func (r *Relay) run(ctx context.Context) error {
 			}
 		}
 	}
+}
+
+// endCleanly notes that this was no crash.
+func (r *Relay) endCleanly(hard context.Context) {
+	last, cancel := context.WithTimeout(hard, lastRecord)
+	defer cancel()
+	r.safeMode.endClean(last)
 }
 
 // live runs the parts until ctx ends, a person must act, or the database has changed; then it returns the change.

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -240,6 +241,45 @@ func TestRelay_findsTheEventThatKillsItsProcessOutsideOfTheStream(t *testing.T) 
 				found = oneLife(t, db, func() bool { return slices.Contains(dead(db), "fragile/killer") }, victimFree+"=1")
 			}
 			t.Logf("found in life %d", lives)
+		})
+	}
+}
+
+// S-292: a start waits to be counted. A stop then is as clean as any other, and a lost connection is no reason to end.
+func TestRelay_isStoppedCleanlyWhileItsStartIsCounted(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	streaming(t, options(t, db, subscribertest.Recording())).shutDown()
+	const waits = `SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%unclean_starts%' AND datname = current_database()`
+	for _, what := range []string{"a stop", "a lost connection"} {
+		t.Run(what, func(t *testing.T) {
+			tx, err := db.Pool.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = tx.Rollback(context.Background()) }()
+			if _, err := tx.Exec(t.Context(), `SELECT FROM walpost.slots FOR UPDATE`); err != nil {
+				t.Fatal(err)
+			}
+			o, said := logged(t, options(t, db, subscribertest.Recording()))
+			r := start(t, o)
+			eventually(t, "the start to be counted", func() bool { return db.Int(waits) > 0 })
+			if what == "a stop" {
+				r.stop()
+			} else {
+				db.Exec(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()`)
+				eventually(t, "it says that it tries again", func() bool { return strings.Contains(said.String(), "will try again") })
+			}
+			if err := tx.Rollback(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if what != "a stop" {
+				r.awaitStreaming()
+			}
+			r.shutDown() // without an error
+			if got := db.Int(`SELECT unclean_starts FROM walpost.slots`); got != 0 {
+				t.Errorf("%d unclean starts are counted, want 0", got)
+			}
 		})
 	}
 }
