@@ -38,6 +38,8 @@ type call struct {
 	lead     context.Context // of the leadership under which it began
 	retry    bool            // of keys that fail
 	probe    turn            // whose turn it was, while the breaker was open
+	doubted  bool            // it waits until it is known whether we lead; guarded by Lane.mu
+	unbegun  bool            // nothing was handed over, as we do not lead; owned by run
 	returned bool            // guarded by Lane.mu
 	overdue  bool            // its slot was given to others; guarded by Lane.mu
 
@@ -56,7 +58,7 @@ func (l *Lane) newCallLocked(now time.Time) *call {
 		l.spareCalls = l.spareCalls[:last]
 	}
 	c.begun, c.lead, c.returned, c.overdue = now, l.lead, false, false
-	c.retry, c.probe, c.inTime = false, untriedTurn, true
+	c.retry, c.probe, c.inTime, c.unbegun = false, untriedTurn, true, false
 	return c
 }
 
@@ -76,6 +78,10 @@ func (c *call) run() (next *call) {
 // is one, unless the delivery was recorded as owed meanwhile.
 func (c *call) handOver() error {
 	l := c.lane
+	if c.unbegun = !c.awaitLead(); c.unbegun {
+		l.Suspend() // the keeper of the lead finds out whether it is still ours
+		return errSuspended
+	}
 	ctx, cancel := context.WithTimeoutCause(c.lead, l.options.Timeout, l.late)
 	defer cancel()
 	if c.watch == nil {
@@ -84,13 +90,10 @@ func (c *call) handOver() error {
 		c.watch.Reset(l.options.Timeout + overdueGrace)
 	}
 	begun := time.Now()
-	err := errSuspended
-	if l.stream.MayBegin == nil || l.stream.MayBegin() {
-		err = l.protect(ctx, c.deliveries)
-	}
+	err := l.protect(ctx, c.deliveries)
 	c.inTime = c.watch.Stop()
 	if errors.Is(err, errSuspended) || errors.Is(err, subscriber.ErrOldTerm) {
-		l.Suspend() // the keeper of the lead finds out whether it is still ours
+		l.Suspend()
 	}
 	l.metrics.handle.Observe(time.Since(begun).Seconds())
 	return err
@@ -139,7 +142,7 @@ func (c *call) settleItems() (next *call) {
 	}
 	now := time.Now()
 	l.observeLocked(c, outcome, now)
-	suspended := errors.Is(context.Cause(c.lead), errSuspended)
+	suspended := c.unbegun || errors.Is(context.Cause(c.lead), errSuspended)
 	if !suspended {
 		l.judgeLocked(c, outcome, now)
 	}

@@ -46,6 +46,34 @@ func (l *Lane) Resume() {
 	l.startCallsLocked()
 }
 
+// awaitLead reports whether a call may begin. While it is in doubt whether we lead, the call waits; that is no time of
+// its handler.
+func (c *call) awaitLead() bool {
+	l := c.lane
+	if l.stream.MayBegin == nil {
+		return true
+	}
+	for {
+		may, again := l.stream.MayBegin()
+		if again == nil {
+			return may
+		}
+		l.setDoubted(c, true)
+		select {
+		case <-again:
+		case <-c.lead.Done():
+			return false
+		}
+		l.setDoubted(c, false)
+	}
+}
+
+func (l *Lane) setDoubted(c *call, doubted bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	c.doubted, c.begun = doubted, time.Now()
+}
+
 // Refresh lets the lane ask at once what people have changed, and not only at the next interval.
 func (l *Lane) Refresh() {
 	l.mu.Lock()

@@ -64,10 +64,10 @@ func TestLane_asksBeforeEachAttemptWhetherItMayBegin(t *testing.T) {
 		leads := true
 		sub := subscribertest.Recording()
 		r := newRig(t, sub, settings())
-		r.Lane = newLaneIn(lane.Stream{MayBegin: func() bool {
+		r.Lane = newLaneIn(lane.Stream{MayBegin: func() (bool, <-chan struct{}) {
 			mu.Lock()
 			defer mu.Unlock()
-			return leads
+			return leads, nil
 		}}, sub, settings(), acks{r.tracker, r}, r.debt, func() bool { return false })
 		r.start(time.Minute)
 		synctest.Wait()
@@ -121,4 +121,78 @@ func TestLane_suspendsItselfWhenASubscriberMeetsALaterTerm(t *testing.T) {
 			}
 		}
 	})
+}
+
+// S-290: while it is in doubt whether the relay leads, what is in hand goes on and nothing begins. The wait is none of the
+// handler's, and nothing is held against an event or the subscriber.
+func TestLane_beginsNothingWhileTheLeadIsInDoubt(t *testing.T) {
+	for _, how := range []string{"it leads", "it leads no more", "it is told to stop"} {
+		t.Run(how, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var mu sync.Mutex
+				leads, doubt := true, chan struct{}(nil)
+				release := make(chan struct{})
+				sub := subscribertest.Handling("one", func(ctx context.Context, d subscriber.Delivery) error {
+					if deadline, _ := ctx.Deadline(); time.Until(deadline) != settings().Timeout {
+						t.Errorf("%s has %v, want all of its %v", d.ID, time.Until(deadline), settings().Timeout)
+					}
+					if d.ID == "A/1" {
+						<-release
+					}
+					return nil
+				})
+				r := newRig(t, sub, settings())
+				r.Lane = newLaneIn(lane.Stream{MayBegin: func() (bool, <-chan struct{}) {
+					mu.Lock()
+					defer mu.Unlock()
+					return leads && doubt == nil, doubt
+				}}, sub, settings(), acks{r.tracker, r}, r.debt, func() bool { return true }) // it holds a full share of the window
+				r.start(time.Minute)
+				synctest.Wait()
+				r.offer("A/1")
+				synctest.Wait()
+				set := func(l bool, d chan struct{}) {
+					mu.Lock()
+					defer mu.Unlock()
+					if doubt != nil {
+						close(doubt)
+					}
+					leads, doubt = l, d
+				}
+				set(true, make(chan struct{}))
+				for n := range 20 {
+					r.offer(fmt.Sprintf("K%d/1", n))
+				}
+				close(release)
+				time.Sleep(2 * time.Second)
+				if got := len(r.await(1)); got != 1 {
+					t.Fatalf("%d attempts while the lead was in doubt, want the one that had begun", got)
+				}
+				switch how {
+				case "it leads no more":
+					set(false, nil)
+					time.Sleep(time.Hour)
+					if got := len(sub.Calls()); got != 1 {
+						t.Errorf("%d attempts, want none after the lead was lost", got-1)
+					}
+					set(true, nil)
+					r.Resume()
+				case "it is told to stop":
+					r.cancel()
+					time.Sleep(time.Second)
+					fallthrough
+				default:
+					set(true, nil)
+				}
+				for _, got := range r.await(21) {
+					if got.attempts != 0 {
+						t.Errorf("%+v, want no failure", got)
+					}
+				}
+				if s := r.Stats(); s.InDebt && how != "it is told to stop" || s.Failed > 0 || s.BreakerOpen {
+					t.Errorf("%+v, want nothing held against the subscriber", s)
+				}
+			})
+		})
+	}
 }

@@ -245,7 +245,7 @@ func (l *Lane) standsStillLocked(now time.Time) bool {
 		return false
 	}
 	for c := range l.calls {
-		if now.Sub(c.begun) < l.options.Standstill {
+		if c.doubted || now.Sub(c.begun) < l.options.Standstill {
 			return false
 		}
 	}

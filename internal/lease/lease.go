@@ -57,6 +57,9 @@ type Options struct {
 	// Notified is called when a notification of the channel "walpost" names the slot: a person has changed
 	// something. Any role can send one, so it may only ask for an earlier look. It must not block; nil calls nothing.
 	Notified func()
+	// Doubted is called once for each time that attempts wait because the session's answer is overdue. It must not block
+	// or call the lease; nil calls nothing.
+	Doubted func()
 	// Check says why a session that was just made must not hold the lease, for one because it leads to another server
 	// than the relay writes to; nil is no check.
 	Check func(ctx context.Context, session Session) error
@@ -85,11 +88,15 @@ type Lease struct {
 	sent     time.Duration // by the clock of bootTime: the last heartbeat that was answered; guarded by mu
 	why      string        // why it is not held; guarded by mu
 	changed  chan struct{} // closed and replaced when held changes; guarded by mu
+	pulse    pulse         // of the session; guarded by mu
+	answered chan struct{} // closed and replaced when a question is answered, and with changed; guarded by mu
+	doubted  bool          // an attempt waits for the answer; guarded by mu
 	asks     time.Time     // it asks for the lead from then on; guarded by mu
 	stepped  bool          // StepDown has ended what was held, and the session must be ended, too; guarded by mu
 	leave    chan struct{} // closed by Release
 	left     chan struct{} // closed when Run has ended
 	freed    chan struct{} // has an element when a leader says that it has left
+	early    chan struct{} // has an element when the session is to be asked ahead of the heartbeat
 	once     sync.Once
 }
 
@@ -97,7 +104,8 @@ type Lease struct {
 func New(o Options) *Lease {
 	return &Lease{
 		Options: o, holder: newHolder(), why: notAsked,
-		changed: make(chan struct{}), leave: make(chan struct{}), left: make(chan struct{}), freed: make(chan struct{}, 1),
+		changed: make(chan struct{}), answered: make(chan struct{}), leave: make(chan struct{}), left: make(chan struct{}),
+		freed: make(chan struct{}, 1), early: make(chan struct{}, 1),
 	}
 }
 
@@ -123,6 +131,31 @@ func (l *Lease) Valid() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.held && bootTime()-l.sent < term
+}
+
+// MayBegin is Valid for a new attempt, as long as the session of the lease answers. While an answer is overdue it
+// returns a channel besides: whoever wants to begin asks again when that is closed, which is when the answer comes
+// or the lease has ended.
+func (l *Lease) MayBegin() (may bool, again <-chan struct{}) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := bootTime()
+	switch {
+	case !l.held || now-l.sent >= term:
+		return false, nil
+	case l.pulse.overdue(now):
+		if !l.doubted && l.Doubted != nil {
+			l.Doubted()
+		}
+		l.doubted = true
+		return false, l.answered
+	case now-l.sent >= beat && l.pulse.asked == 0:
+		select {
+		case l.early <- struct{}{}:
+		default:
+		}
+	}
+	return true, nil
 }
 
 // State is how a lease stands at a moment.
@@ -191,6 +224,22 @@ func (l *Lease) setLocked(held bool, sent time.Duration, why string) {
 func (l *Lease) wakeWaitersLocked() {
 	close(l.changed)
 	l.changed = make(chan struct{})
+	l.wakeDoubtersLocked()
+}
+
+// wakeDoubtersLocked wakes the attempts that wait for an answer.
+func (l *Lease) wakeDoubtersLocked() {
+	close(l.answered)
+	l.answered, l.doubted = make(chan struct{}), false
+}
+
+// ask notes that the session is asked something. It returns when.
+func (l *Lease) ask() (sent time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	sent = bootTime()
+	l.pulse.ask(sent)
+	return sent
 }
 
 // expire ends a lease whose heartbeats are not answered any more.
@@ -213,6 +262,7 @@ func (l *Lease) begin(sent time.Duration) {
 		l.setLocked(false, 0, "Postgres did not answer") // an expired lease must never become valid again
 	}
 	l.acquired++
+	l.answeredLocked(sent)
 	l.setLocked(true, sent, "")
 	l.wakeWaitersLocked() // also where it was held all the time: whoever acts must know that the session is another one
 }
@@ -222,7 +272,16 @@ func (l *Lease) extend(sent time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !l.stepped {
+		l.answeredLocked(sent)
 		l.setLocked(true, sent, "")
+	}
+}
+
+// answeredLocked notes the answer to what was sent then.
+func (l *Lease) answeredLocked(sent time.Duration) {
+	l.pulse.answer(sent, bootTime())
+	if l.doubted {
+		l.wakeDoubtersLocked()
 	}
 }
 
@@ -234,6 +293,7 @@ func (l *Lease) lose(why error) (held bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.reached = false
+	l.pulse.ask(bootTime())
 	if !l.held {
 		l.setLocked(false, 0, why.Error())
 	}
@@ -427,7 +487,7 @@ func (l *Lease) connect(ctx context.Context) (*pgx.Conn, error) {
 // not at the next heartbeat.
 func (l *Lease) heartbeat(ctx context.Context, conn *pgx.Conn) error {
 	for first, last := true, bootTime(); ; first = false {
-		sent := bootTime()
+		sent := l.ask()
 		limited, cancel := context.WithTimeout(ctx, term-(sent-last))
 		_, err := conn.Exec(limited, `SELECT 1`)
 		cancel()
@@ -443,7 +503,7 @@ func (l *Lease) heartbeat(ctx context.Context, conn *pgx.Conn) error {
 		} else {
 			l.extend(sent)
 		}
-		if err := l.pause(ctx, conn, heartbeat); err != nil {
+		if err := l.pause(ctx, conn, heartbeat, l.early); err != nil {
 			return err
 		}
 		if l.steppedDown(false) {
@@ -452,15 +512,17 @@ func (l *Lease) heartbeat(ctx context.Context, conn *pgx.Conn) error {
 	}
 }
 
-// pause waits for so long, or until a leader says that it has left. It returns an error when the session or ctx has
-// ended.
-func (l *Lease) pause(ctx context.Context, conn *pgx.Conn, d time.Duration) error {
+// pause waits for so long, or until a leader says that it has left, or for early. It returns an error when the session or
+// ctx has ended.
+func (l *Lease) pause(ctx context.Context, conn *pgx.Conn, d time.Duration, early <-chan struct{}) error {
 	waiting, cancel := context.WithTimeout(ctx, d)
 	watched := make(chan struct{})
 	go func() {
 		defer close(watched)
 		select {
 		case <-l.freed:
+			cancel()
+		case <-early:
 			cancel()
 		case <-waiting.Done():
 		}

@@ -67,7 +67,7 @@ func (l *Lease) stand(ctx context.Context, conn *pgx.Conn) (store.Key, error) {
 				wait = hurry
 			}
 		}
-		if err := l.pause(ctx, conn, wait); err != nil {
+		if err := l.pause(ctx, conn, wait, nil); err != nil {
 			return 0, err
 		}
 	}

@@ -49,7 +49,7 @@ func (b *builder) build(s *session, safeMode bool, found *quarantined, stop cont
 		name := sub.Subscriber.Name()
 		l := lane.New(i, target, options, tracker, b.owed, lane.Stream{
 			Term:     b.fence.Term,
-			MayBegin: b.lead.leads,
+			MayBegin: b.lead.mayBegin,
 			Passed:   b.wal.HandedOver, // received alone may still be gathered
 			Horizon:  s.horizon,
 			Recorded: s.recorded,

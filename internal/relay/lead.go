@@ -28,6 +28,14 @@ type leadership struct {
 // leads reports whether the relay may act at this moment. One without a lease is the only one of its slot.
 func (l *leadership) leads() bool { return l.Lease == nil || l.Lease.Valid() }
 
+// mayBegin is leads for a new attempt: while the lease does not answer it is in doubt. (lease.Lease.MayBegin)
+func (l *leadership) mayBegin() (may bool, again <-chan struct{}) {
+	if l.Lease == nil {
+		return true, nil
+	}
+	return l.Lease.MayBegin()
+}
+
 // awaitLead returns when the relay leads, or when ctx ends, and says meanwhile who does.
 func (l *leadership) awaitLead(ctx context.Context) {
 	if l.Lease == nil {

@@ -13,6 +13,7 @@ type metrics struct {
 	replaced            prometheus.Counter
 	gone                *prometheus.CounterVec
 	notes               prometheus.Counter
+	doubts              prometheus.Counter
 	silent              prometheus.Gauge
 	repairs             *prometheus.CounterVec
 	owed                *prometheus.GaugeVec
@@ -40,6 +41,10 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Name: "walpost_audit_errors_total",
 			Help: "Notes of the relay itself that could not be written to walpost.audit; what they tell of was done all the same.",
 		}),
+		doubts: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "walpost_lease_doubts_total",
+			Help: "Times that nothing was handed over for a moment because the session of the lease did not answer in time.",
+		}),
 		silent: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "walpost_stream_silent_seconds",
 			Help: "How long the server has sent nothing and shown no sign of work while its WAL grew; 0 while it works or has nothing to send.",
@@ -55,7 +60,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	for _, kind := range []slot.Kind{slot.Replace, slot.Keep} { // there before the first one
 		m.repairs.WithLabelValues(string(kind))
 	}
-	reg.MustRegister(m.elsewhere, m.replaced, m.gone, m.failures, m.notes, m.silent, m.repairs, m.owed)
+	reg.MustRegister(m.elsewhere, m.replaced, m.gone, m.failures, m.notes, m.doubts, m.silent, m.repairs, m.owed)
 	return m
 }
 

@@ -92,6 +92,7 @@ func TestRelay_showsItsSeriesFromTheStart(t *testing.T) {
 		{"walpost_commit_to_ack_seconds", "subscriber=sub"}, {"walpost_open_events", "subscriber=sub"}, {"walpost_open_bytes", ""},
 		{"walpost_owed", "state=dead,subscriber=sub"}, {"walpost_owed", "state=waiting,subscriber=sub"},
 		{"walpost_marked_elsewhere_total", ""}, {"walpost_rows_replaced_total", ""}, {"walpost_rows_gone_total", "source=lessons"}, {"walpost_reconnects_total", ""},
+		{"walpost_lease_doubts_total", ""},
 	} {
 		if _, ok := shown[s]; !ok {
 			missing = append(missing, s.name+"{"+s.labels+"}")

@@ -3,12 +3,14 @@ package relay_test
 import (
 	"context"
 	"testing"
+	"time"
 
 	"github.com/jackc/pglogrepl"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/relay"
+	"github.com/backendstart/walpost/internal/subscriber"
 	"github.com/backendstart/walpost/internal/subscriber/subscribertest"
 	"github.com/backendstart/walpost/internal/testdb"
 )
@@ -102,4 +104,48 @@ func TestRelay_comesBackWhenItsFirstSessionIsEndedOverRowsThatWaited(t *testing.
 	blocked.Release()
 	eventually(t, "all marks", func() bool { return unmarked(db) == 0 })
 	once(t, blocked, append(numbered("waiting", 3), numbered("after", 3)...))
+}
+
+// S-290: a leader that is cut off hands out nothing new long before its lease ends, since it can record none of it. What it
+// has in its handlers goes on.
+func TestRelay_handsOutNothingNewWhileItsLeaseDoesNotAnswer(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	quick := make(chan struct{})
+	sub := keeping(func(context.Context, subscriber.Delivery) error {
+		select {
+		case <-quick:
+		case <-time.After(time.Millisecond):
+		}
+		return nil
+	})
+	o := options(t, db, sub)
+	o.Subscriptions[0].Lane.Concurrency = 1
+	line, url := newLine(t, db.DSN)
+	o = withLease(t, o, url)
+	r := streaming(t, o)
+	const events = 8000 // more than a lease lasts
+	db.Exec(`INSERT INTO outbox (event_id, event_type, partition_key, payload) SELECT 'e' || n, 't', 'k' || n % 50, '{}' FROM generate_series(1, $1) n`, events)
+	eventually(t, "all are received, and some of them delivered", func() bool {
+		return metric(t, o, "walpost_events_received_total", "source=lessons") == events && len(sub.events()) > 20
+	})
+	line.swallow()
+	eventually(t, "it does not know whether it leads", func() bool { _, again := o.Lease.MayBegin(); return again != nil || !o.Lease.Valid() })
+	before := len(sub.events())
+	eventually(t, "it leads no more", func() bool { return !o.Lease.Valid() })
+	if got := len(sub.events()) - before; got > 1 { // one may have asked before
+		t.Errorf("%d attempts began while the lease did not answer, want none", got)
+	}
+	if before >= events {
+		t.Error("nothing was left to hand out, so nothing was tested")
+	}
+	if metric(t, o, "walpost_lease_doubts_total", "") == 0 {
+		t.Error("no doubt was counted")
+	}
+	close(quick)
+	eventually(t, "all marks", func() bool { return unmarked(db) == 0 })
+	r.shutDown()
+	if got := len(sub.events()); got != events {
+		t.Errorf("%d attempts for %d events", got, events)
+	}
 }
