@@ -39,7 +39,7 @@ type history struct {
 	marked  []string // marks that were not true; guarded by server.mu
 	unclean bool     // something happened after which an event may come again
 	people  *rand.Rand
-	late    []string // what came too late, or stood still for no one
+	late    []string // what came too late, stood still for no one, or was confirmed too far
 	confirm watched
 }
 
@@ -127,6 +127,9 @@ func (h *history) end(how ending) {
 	}
 	<-h.process.ended
 	h.process.crash()
+	if s := h.server; s.confirmed > s.recorded {
+		h.late = append(h.late, fmt.Sprintf("P2: confirmed %v is above the recorded %v at the end of a life", s.confirmed, s.recorded))
+	}
 }
 
 // step lets one thing happen.
@@ -270,9 +273,6 @@ func (h *history) broken() []string {
 	s := h.server
 	broken = append(append(broken, h.marked...), h.late...)
 	broken = append(broken, h.unmarked()...)
-	if s.confirmed > s.recorded {
-		complain("P2: confirmed %v is above the recorded %v", s.confirmed, s.recorded)
-	}
 	for _, sub := range h.subs {
 		for _, o := range sub.over {
 			complain("P3: %s: %s", sub.name, o)
