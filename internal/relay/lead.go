@@ -49,14 +49,14 @@ func (l *leadership) awaitLead(ctx context.Context) {
 			}
 			return
 		}
-		state := Reconnecting
+		state, why := Reconnecting, fmt.Errorf("%w: %s", errNoLead, lease.Why)
 		switch {
-		case !lease.Asked:
-			state = Starting
+		case !lease.Asked: // it asks at this moment
+			state, why = Starting, nil
 		case lease.Reached:
 			state = Waiting
 		}
-		l.condition.setState(state, fmt.Errorf("%w: %s", errNoLead, lease.Why))
+		l.condition.setState(state, why)
 		select {
 		case <-lease.Changed:
 		case <-time.After(time.Second): // the reason may be another one now

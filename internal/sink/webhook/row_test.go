@@ -21,6 +21,7 @@ func wholeRow() subscriber.Delivery {
 	return d
 }
 
+// S-319
 func TestWebhook_carriesTheRowInHeaders(t *testing.T) {
 	r := newReceiver(t, nil)
 	if err := open(t, options(r.URL)).Handle(t.Context(), wholeRow()); err != nil {
@@ -60,6 +61,7 @@ func TestWebhook_sendsABoundedPartOfTheEventsHeaders(t *testing.T) {
 	}
 }
 
+// S-319
 func TestCloudEvents_haveTheRowAsAttributes(t *testing.T) {
 	r := newReceiver(t, nil)
 	o := options(r.URL)
@@ -81,7 +83,7 @@ func TestCloudEvents_haveTheRowAsAttributes(t *testing.T) {
 	}
 }
 
-// A text column may hold what looks like JSON, and a bytea what is none: the type of the column says what a payload is.
+// S-319: a text column may hold what looks like JSON, and a bytea what is none: the type of the column says what a payload is.
 func TestWebhook_saysWhatThePayloadIsByTheTypeOfItsColumn(t *testing.T) {
 	for name, test := range map[string]struct {
 		typ                                  event.PayloadType
