@@ -130,7 +130,7 @@ func BenchmarkWalk(b *testing.B) {
 	const rows = 1000
 	window := ack.Window{Events: 10_000, Bytes: 32 << 20}
 	tracker := ack.New(window, 3, 0)
-	vectors := lane.NewVectors(prometheus.NewRegistry())
+	vectors := lane.NewVectors(prometheus.NewRegistry(), prometheus.NewRegistry())
 	attempts := relay.NewAttempts(10_000, time.Now())
 	var routes []dispatch.Route
 	var lanes sync.WaitGroup

@@ -24,8 +24,9 @@ type Metrics struct {
 	open, overdue, breakerOpen, inDebt, keysInDebt             prometheus.Gauge
 }
 
-// NewVectors registers the metrics of all lanes.
-func NewVectors(reg prometheus.Registerer) *Vectors {
+// NewVectors registers the metrics of all lanes: the counters with reg, and with leader what lanes hold, which only a
+// leader has.
+func NewVectors(reg, leader prometheus.Registerer) *Vectors {
 	label := []string{"subscriber"}
 	v := &Vectors{
 		deliveries: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -75,8 +76,8 @@ func NewVectors(reg prometheus.Registerer) *Vectors {
 			Help: "Reads and writes of the debt that failed; they are tried again, and nothing is confirmed before.",
 		}, label),
 	}
-	reg.MustRegister(v.inDebt, v.keysInDebt, v.recorded, v.debtErrors)
-	reg.MustRegister(v.deliveries, v.handle, v.commitToAck, v.open, v.overdue, v.breakerOpen, v.deadRefused)
+	reg.MustRegister(v.deliveries, v.handle, v.commitToAck, v.deadRefused, v.recorded, v.debtErrors)
+	leader.MustRegister(v.open, v.overdue, v.breakerOpen, v.inDebt, v.keysInDebt)
 	return v
 }
 

@@ -38,7 +38,7 @@ func observed(t *testing.T, sub subscriber.Subscriber, options lane.Options, the
 				}
 				calls = append(calls, fmt.Sprintf("%v %s", took, strings.Join(call, ", ")))
 			},
-		}, lane.NewVectors(prometheus.NewRegistry()).For(sub.Name()), slog.New(slog.DiscardHandler))
+		}, lane.NewVectors(prometheus.NewRegistry(), prometheus.NewRegistry()).For(sub.Name()), slog.New(slog.DiscardHandler))
 		then(r)
 		r.start(time.Minute)
 		synctest.Wait()

@@ -119,7 +119,7 @@ func newLaneIn(stream lane.Stream, sub subscriber.Subscriber, options lane.Optio
 	stream.Pressed = func() bool { return false }
 	stream.Crowds = crowds
 	stream.Refuse = func(*event.Event) error { return nil }
-	metrics := lane.NewVectors(prometheus.NewRegistry()).For(sub.Name())
+	metrics := lane.NewVectors(prometheus.NewRegistry(), prometheus.NewRegistry()).For(sub.Name())
 	return lane.New(0, sub, options, acks, ower, stream, metrics, slog.New(slog.DiscardHandler))
 }
 

@@ -41,7 +41,7 @@ func TestLane_logsNoErrorThatItsOwnStopHasMade(t *testing.T) {
 		var log bytes.Buffer
 		r := newRig(t, subscribertest.Recording(), settings())
 		r.Lane = lane.New(0, subscribertest.Recording(), settings(), acks{r.tracker, r}, slowToLoad{r.debt}, untroubled(),
-			lane.NewVectors(prometheus.NewRegistry()).For("sub"), slog.New(slog.NewTextHandler(&log, nil)))
+			lane.NewVectors(prometheus.NewRegistry(), prometheus.NewRegistry()).For("sub"), slog.New(slog.NewTextHandler(&log, nil)))
 		r.start(time.Minute)
 		time.Sleep(time.Second)
 		if err := r.stop(); err != nil && !errors.Is(err, context.Canceled) {
@@ -67,7 +67,7 @@ func TestLane_namesAKeyThatFallsIntoDebt(t *testing.T) {
 		o.StallAfter = 10 * time.Second
 		r := newRig(t, sub, o)
 		r.Lane = lane.New(0, sub, o, acks{r.tracker, r}, r.debt, untroubled(),
-			lane.NewVectors(prometheus.NewRegistry()).For("sub"), slog.New(slog.NewTextHandler(&log, nil)))
+			lane.NewVectors(prometheus.NewRegistry(), prometheus.NewRegistry()).For("sub"), slog.New(slog.NewTextHandler(&log, nil)))
 		r.start(time.Minute)
 		for i := range 40 {
 			r.offer(fmt.Sprintf("K/%d", i), fmt.Sprintf("L/%d", i))

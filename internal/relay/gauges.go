@@ -2,9 +2,9 @@ package relay
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// registerGauges registers what is computed when someone looks.
-func (v *view) registerGauges(leads func() bool) {
-	v.Registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+// registerGauges registers what is computed when someone looks; what only a leader has with leader.
+func (v *view) registerGauges(leads func() bool, leader prometheus.Registerer) {
+	leader.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "walpost_open_bytes", Help: "Size of the events received and not yet recorded as finished.",
 	}, func() float64 { return float64(v.Progress().OpenBytes) }))
 	v.Registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
@@ -33,7 +33,7 @@ func (v *view) registerGauges(leads func() bool) {
 		return 0
 	}
 	for i, name := range v.names() {
-		v.Registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		leader.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name:        "walpost_lag_seconds",
 			Help:        "Age of the subscriber's oldest open or owed event, from its commit.",
 			ConstLabels: prometheus.Labels{"subscriber": name},

@@ -1,6 +1,8 @@
 package relay
 
 import (
+	"math"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/backendstart/walpost/internal/debt"
@@ -17,9 +19,10 @@ type metrics struct {
 	silent              prometheus.Gauge
 	repairs             *prometheus.CounterVec
 	owed                *prometheus.GaugeVec
+	budget              prometheus.Gauge
 }
 
-func newMetrics(reg prometheus.Registerer) *metrics {
+func newMetrics(reg, leader prometheus.Registerer) *metrics {
 	m := &metrics{
 		elsewhere: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "walpost_marked_elsewhere_total",
@@ -56,12 +59,26 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		owed: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "walpost_owed", Help: "Deliveries in walpost.owed: waiting are sent by themselves, dead wait for a person.",
 		}, []string{"subscriber", "state"}),
+		budget: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "walpost_wal_budget_bytes",
+			Help: "WAL that debt may hold before what is recorded as owed is let go of; +Inf for unlimited.",
+		}),
 	}
 	for _, kind := range []slot.Kind{slot.Replace, slot.Keep} { // there before the first one
 		m.repairs.WithLabelValues(string(kind))
 	}
-	reg.MustRegister(m.elsewhere, m.replaced, m.gone, m.failures, m.notes, m.doubts, m.silent, m.repairs, m.owed)
+	reg.MustRegister(m.elsewhere, m.replaced, m.gone, m.failures, m.notes, m.doubts, m.repairs)
+	leader.MustRegister(m.silent, m.owed, m.budget)
 	return m
+}
+
+// showBudget shows how much WAL debt may hold.
+func (m *metrics) showBudget(bytes int64) {
+	if bytes == Unlimited {
+		m.budget.Set(math.Inf(1))
+		return
+	}
+	m.budget.Set(float64(bytes))
 }
 
 // showOwed shows how much the subscribers are owed; what counts does not name is 0.

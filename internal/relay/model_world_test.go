@@ -675,7 +675,7 @@ func startProcess(server *modelServer, subs []*modelSubscriber, budget int64, pl
 	var mu sync.Mutex
 	at := func() event.LSN { mu.Lock(); defer mu.Unlock(); return received }
 	reg := prometheus.NewRegistry()
-	vectors := lane.NewVectors(reg)
+	vectors := lane.NewVectors(reg, reg)
 	var lanes []*lane.Lane
 	var routes []dispatch.Route
 	var names []string
@@ -710,7 +710,7 @@ func startProcess(server *modelServer, subs []*modelSubscriber, budget int64, pl
 		routes = append(routes, dispatch.Route{Lane: l, Wants: nothing, Earlier: m.wants.earlier(1, anything), After: m.after})
 	}
 	d := dispatch.New(nil, []*outbox.Source{{Name: "model", Messages: "m"}}, routes, p.tracker, 1, 1<<20, dispatch.NewMetrics(reg), log)
-	rec := &recorder{ledger: modelLedger{p, plant}, tracker: p.tracker, log: log, metrics: newMetrics(reg),
+	rec := &recorder{ledger: modelLedger{p, plant}, tracker: p.tracker, log: log, metrics: newMetrics(reg, reg),
 		names: names, budget: budget, received: at, recorded: confirmed, epoch: 1}
 
 	var lanesDone, others, replays sync.WaitGroup

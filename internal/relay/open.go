@@ -271,6 +271,7 @@ func (o *opener) connectAndClaim(ctx context.Context) (_ *session, err error) {
 			return nil, err
 		}
 	}
+	o.metrics.showBudget(s.budget)
 	if s.system, err = s.conn.Identify(ctx); err != nil {
 		return nil, err
 	}

@@ -52,7 +52,7 @@ func startRecorder(t *testing.T, ledger ledger) *recorder {
 	t.Helper()
 	reg := prometheus.NewRegistry()
 	r := &recorder{ledger: ledger, tracker: ack.New(ack.Window{Events: 10, Bytes: 1 << 20}, 0, 0), log: slog.New(slog.DiscardHandler),
-		metrics: newMetrics(reg), received: func() event.LSN { return 0 }}
+		metrics: newMetrics(reg, reg), received: func() event.LSN { return 0 }}
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() { r.run(ctx, t.Context()); close(ended) }()

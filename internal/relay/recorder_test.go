@@ -69,7 +69,7 @@ func TestRecorder_recordsNothingBeyondWhatItHasGivenUp(t *testing.T) {
 		ledger := &refusing{why: &changed{reason: "the slot is another one"}}
 		ctx, stop := context.WithCancelCause(t.Context())
 		r := &recorder{
-			ledger: ledger, tracker: tracker, log: slog.New(slog.DiscardHandler), metrics: newMetrics(prometheus.NewRegistry()), stop: stop,
+			ledger: ledger, tracker: tracker, log: slog.New(slog.DiscardHandler), metrics: newMetrics(prometheus.NewRegistry(), prometheus.NewRegistry()), stop: stop,
 			names: []string{"a"}, budget: Unlimited, received: func() event.LSN { return 24 }, recorded: 8,
 		}
 		tracker.Begin(8)
@@ -93,7 +93,7 @@ func TestRecorder_confirmsAQuietOutboxAfterAMinute(t *testing.T) {
 		received.Store(uint64(start))
 		ledger := &written{}
 		r := &recorder{
-			ledger: ledger, tracker: tracker, log: slog.New(slog.DiscardHandler), metrics: newMetrics(prometheus.NewRegistry()),
+			ledger: ledger, tracker: tracker, log: slog.New(slog.DiscardHandler), metrics: newMetrics(prometheus.NewRegistry(), prometheus.NewRegistry()),
 			names: []string{"a"}, budget: Unlimited, received: func() event.LSN { return event.LSN(received.Load()) }, recorded: start,
 		}
 		ctx, stop := context.WithCancel(t.Context())
@@ -139,7 +139,7 @@ func TestRecorder_writesPositionsMoreOftenWhileItIsYoung(t *testing.T) {
 		tracker.Owes(1, nil, nil)
 		ledger := &written{}
 		r := &recorder{
-			ledger: ledger, tracker: tracker, log: slog.New(slog.DiscardHandler), metrics: newMetrics(prometheus.NewRegistry()),
+			ledger: ledger, tracker: tracker, log: slog.New(slog.DiscardHandler), metrics: newMetrics(prometheus.NewRegistry(), prometheus.NewRegistry()),
 			names: []string{"stands", "moves"}, budget: Unlimited, received: func() event.LSN { return start }, recorded: start, horizon: start + 8*1000,
 		}
 		ctx, stop := context.WithCancel(t.Context())

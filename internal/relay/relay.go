@@ -56,10 +56,12 @@ type Relay struct {
 
 // New makes a relay and registers its metrics.
 func New(o Options) *Relay {
-	b := &base{Options: o, fence: store.NewFence(o.Slot), wal: wal.NewMetrics(o.Registry), metrics: newMetrics(o.Registry), saidGone: new(sync.Map)}
+	b := &base{Options: o, fence: store.NewFence(o.Slot), saidGone: new(sync.Map)}
+	lead := &leadership{base: b, reach: newReach(o.Pool)}
+	leader := leaderSeries{o.Registry, lead.leads}
+	b.wal, b.metrics = wal.NewMetrics(o.Registry, leader), newMetrics(o.Registry, leader)
 	b.owed = debt.NewStore(o.Pool, o.Slot).Within(b.fence).Limit(o.MaxEvent)
 	b.condition = &condition{log: o.Log.With("slot", o.Slot), received: b.wal.Received, state: Starting}
-	lead := &leadership{base: b, reach: newReach(o.Pool)}
 	rows := &rowDebts{b}
 	members := &membership{base: b, rows: rows}
 	repairs := &repairer{base: b, members: members, rows: rows, maker: &slotMaker{base: b, members: members, rows: rows}}
@@ -69,7 +71,7 @@ func New(o Options) *Relay {
 		lead:   lead,
 		opener: &opener{base: b, lead: lead, members: members, renames: &renamer{b}, repairs: repairs},
 		builder: &builder{
-			base: b, lead: lead, members: members, vectors: lane.NewVectors(o.Registry), dispatch: dispatch.NewMetrics(o.Registry),
+			base: b, lead: lead, members: members, vectors: lane.NewVectors(o.Registry, leader), dispatch: dispatch.NewMetrics(o.Registry),
 			attempts: shown.attempts, routing: shown.routing,
 		},
 		safeMode: &safeMode{b},
@@ -77,7 +79,7 @@ func New(o Options) *Relay {
 	for _, source := range o.Sources {
 		b.metrics.gone.WithLabelValues(source.Name) // there before the first one
 	}
-	r.registerGauges(lead.leads)
+	r.registerGauges(lead.leads, leader)
 	if o.Lease != nil {
 		o.Lease.Notified, o.Lease.Check, o.Lease.Works = r.refreshLanes, lead.checkLease, lead.reach.works
 		o.Lease.Doubted = b.metrics.doubts.Inc

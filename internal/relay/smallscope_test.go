@@ -116,8 +116,8 @@ type smallMetrics struct {
 
 func newSmallMetrics() *smallMetrics {
 	reg := prometheus.NewRegistry()
-	vectors := lane.NewVectors(reg)
-	return &smallMetrics{map[string]*lane.Metrics{"a": vectors.For("a"), "b": vectors.For("b")}, dispatch.NewMetrics(reg), newMetrics(reg)}
+	vectors := lane.NewVectors(reg, reg)
+	return &smallMetrics{map[string]*lane.Metrics{"a": vectors.For("a"), "b": vectors.For("b")}, dispatch.NewMetrics(reg), newMetrics(reg, reg)}
 }
 
 // wait keeps a call until the search lets it through, and returns its outcome, or false when the process dies.

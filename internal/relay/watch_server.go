@@ -26,7 +26,7 @@ func (w *serverWatch) watchSlot(ctx context.Context) {
 		switch {
 		case err == nil:
 			unread := w.findUnread(limited)
-			w.wal.Observe(slot, unread)
+			w.wal.Observe(time.Now(), slot, unread)
 			named = w.nameUnread(unread, named)
 		case ctx.Err() == nil:
 			w.wal.Unobserved()

@@ -19,8 +19,8 @@ type Metrics struct {
 	slots *slotCollector
 }
 
-// NewMetrics registers the metrics of the slot.
-func NewMetrics(reg prometheus.Registerer) *Metrics {
+// NewMetrics registers the metrics of the slot; those of the stream, which only a leader has, with leader.
+func NewMetrics(reg, leader prometheus.Registerer) *Metrics {
 	m := &Metrics{
 		slots: &slotCollector{},
 		Reconnects: prometheus.NewCounter(prometheus.CounterOpts{
@@ -28,7 +28,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		}),
 	}
 	lsn := func(name, help string, value *atomic.Uint64) {
-		reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help},
+		leader.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help},
 			func() float64 { return float64(value.Load()) }))
 	}
 	lsn("walpost_received_lsn", "Highest WAL position received, as a number of bytes.", &m.receivedLSN)

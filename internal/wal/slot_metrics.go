@@ -2,6 +2,7 @@ package wal
 
 import (
 	"sync"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 )
@@ -16,6 +17,7 @@ type slotCollector struct {
 	known  bool     // the server has answered; guarded by mu
 	slot   *Slot    // nil: there is none of that name; guarded by mu
 	unread []Unread // guarded by mu
+	rate   walRate  // guarded by mu
 }
 
 func describe(name, help string, labels ...string) *prometheus.Desc {
@@ -27,6 +29,7 @@ var (
 	lagDesc        = describe("walpost_slot_lag_bytes", "WAL between the slot's confirmed position and the end, from one query.")
 	retainedDesc   = describe("walpost_slot_retained_bytes", "WAL that the server keeps for the slot.")
 	safeDesc       = describe("walpost_slot_safe_wal_bytes", "WAL that may still be written before the slot is lost; -1 without a limit.")
+	timeLeftDesc   = describe("walpost_slot_seconds_until_lost", "Time until the slot is lost if the server goes on writing WAL as in the worst of the last minute, quarter of an hour and six hours; +Inf without a limit.")
 	catalogAgeDesc = describe("walpost_slot_catalog_xmin_age", "Transactions since the oldest whose dead rows in the system catalogue the slot keeps from vacuum.")
 	spilledDesc    = describe("walpost_slot_spilled_bytes", "Bytes that the server has written to its disk to decode large transactions for the slot.")
 	activeDesc     = describe("walpost_slot_active", "1 while a session reads the slot.")
@@ -36,7 +39,7 @@ var (
 
 // Describe implements prometheus.Collector.
 func (c *slotCollector) Describe(out chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{presentDesc, lagDesc, retainedDesc, safeDesc, catalogAgeDesc, spilledDesc, activeDesc, statusDesc, unreadDesc} {
+	for _, d := range []*prometheus.Desc{presentDesc, lagDesc, retainedDesc, safeDesc, timeLeftDesc, catalogAgeDesc, spilledDesc, activeDesc, statusDesc, unreadDesc} {
 		out <- d
 	}
 }
@@ -65,6 +68,7 @@ func (c *slotCollector) Collect(out chan<- prometheus.Metric) {
 		safe = float64(max(0, *slot.SafeBytes))
 	}
 	gauge(safeDesc, safe)
+	gauge(timeLeftDesc, secondsLeft(slot.SafeBytes, c.rate.worst()))
 	gauge(activeDesc, oneIf(slot.Active))
 	for _, status := range walStatuses {
 		gauge(statusDesc, oneIf(slot.WALStatus == status), status)
@@ -81,11 +85,14 @@ func oneIf(so bool) float64 {
 	return 0
 }
 
-// Observe shows what the server says about the slot, nil if there is none, and about others that no one reads.
-func (m *Metrics) Observe(slot *Slot, unread []Unread) {
+// Observe shows what the server said at a moment about the slot, nil if there is none, and about others that no one reads.
+func (m *Metrics) Observe(at time.Time, slot *Slot, unread []Unread) {
 	m.slots.mu.Lock()
 	defer m.slots.mu.Unlock()
 	m.slots.known, m.slots.slot, m.slots.unread = true, slot, unread
+	if slot != nil {
+		m.slots.rate.add(at, slot.End)
+	}
 }
 
 // Unobserved shows nothing about the slot: the server does not answer.

@@ -112,7 +112,7 @@ func (r *reading) options(t *testing.T, db *testdb.DB) wal.StreamOptions {
 		Receiver: r.receiver, Confirmer: r.confirmer, Drained: r.drained,
 		Alive:   func(context.Context, uint32) bool { return true },
 		Log:     slog.New(slog.NewTextHandler(t.Output(), nil)),
-		Metrics: wal.NewMetrics(prometheus.NewRegistry()),
+		Metrics: wal.NewMetrics(prometheus.NewRegistry(), prometheus.NewRegistry()),
 	}
 }
 
