@@ -39,9 +39,9 @@ test-versions: ## Every test that needs Postgres on each supported version, with
 test-docker: ## The tests that need Docker
 	go test -tags docker -run Container -timeout 10m ./internal/testdb
 
-test-outside: ## The tests that need what others make (PgBouncer, libfaketime, Node, a server that is too old), or build a copy of the program
+test-outside: ## The tests that need what others make (PgBouncer, libfaketime, Node, Kafka, a server that is too old), or build a copy of the program
 	@sh scripts/ensure-postgres.sh
-	@go run ./scripts/gotest -tags outside -run Outside -timeout 20m ./internal/doctor ./internal/docs
+	@go run ./scripts/gotest -tags outside -run Outside -timeout 20m ./internal/doctor ./internal/docs ./internal/sink/kafka/...
 
 test-pooler: ## Of these the one that needs PgBouncer alone, which must be in PATH
 	@sh scripts/ensure-postgres.sh

@@ -13,6 +13,7 @@ import (
 	"github.com/backendstart/walpost/internal/lessons"
 	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/sink/file"
+	"github.com/backendstart/walpost/internal/sink/kafka"
 	"github.com/backendstart/walpost/internal/sink/webhook"
 	"github.com/backendstart/walpost/internal/subscriber"
 )
@@ -53,15 +54,18 @@ func Subscribers() Kinds {
 		"recommendations": {New: func(r Resources) (subscriber.Subscriber, error) {
 			return lessons.NewRecommendations(r.Pool, r.Slot, r.Log), nil
 		}},
-		"file": destination(func(r Resources, c *file.Config) (subscriber.Subscriber, error) {
+		"file": destination(newOf[file.Config], func(r Resources, c *file.Config) (subscriber.Subscriber, error) {
 			o := c.Of(r.Config)
 			o.Envelope = r.envelope()
 			return file.New(o)
 		}, nil),
-		"stdout": destination(func(r Resources, c *file.StdoutConfig) (subscriber.Subscriber, error) {
+		"kafka": destination(kafka.NewConfig, func(r Resources, c *kafka.Config) (subscriber.Subscriber, error) {
+			return kafka.New(kafka.Options{Config: c, Name: r.Config.Name, Slot: r.Slot, Timeout: r.Config.Timeout.Std(), Envelope: r.envelope(), Log: r.Log})
+		}, kafka.Defaults),
+		"stdout": destination(newOf[file.StdoutConfig], func(r Resources, c *file.StdoutConfig) (subscriber.Subscriber, error) {
 			return file.NewStdout(r.Config.Name, c.Format, r.envelope(), os.Stdout)
 		}, nil),
-		"webhook": destination(func(r Resources, c *webhook.Config) (subscriber.Subscriber, error) {
+		"webhook": destination(newOf[webhook.Config], func(r Resources, c *webhook.Config) (subscriber.Subscriber, error) {
 			o := c.Of(r.Config)
 			o.SeveralSources, o.Zones = r.SeveralSources, r.Zones
 			return webhook.New(o)
@@ -69,20 +73,17 @@ func Subscribers() Kinds {
 	}
 }
 
-// destination makes a kind with options of its own, which are a C. defaults changes those of the keys that every
-// subscriber has; nil where they fit.
-func destination[C any, P interface {
-	*C
-	config.Options
-}](build func(Resources, P) (subscriber.Subscriber, error), defaults func(*config.Subscriber)) Kind {
+// destination makes a kind with options of its own. defaults changes those of the keys that every subscriber has; nil where
+// they fit.
+func destination[O config.Options](options func() O, build func(Resources, O) (subscriber.Subscriber, error), defaults func(*config.Subscriber)) Kind {
 	return Kind{
-		New: func(r Resources) (subscriber.Subscriber, error) { return build(r, r.Config.Options.(P)) },
-		Kind: config.Kind{
-			Options:  func() config.Options { return P(new(C)) },
-			Defaults: defaults,
-		},
+		New:  func(r Resources) (subscriber.Subscriber, error) { return build(r, r.Config.Options.(O)) },
+		Kind: config.Kind{Options: func() config.Options { return options() }, Defaults: defaults},
 	}
 }
+
+// newOf makes options that have no defaults.
+func newOf[O any]() *O { return new(O) }
 
 func newNotifications(r Resources) (subscriber.Subscriber, error) {
 	if r.Mail.SMTPURL == "" {

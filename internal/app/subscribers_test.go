@@ -72,8 +72,12 @@ func TestDocs_haveEveryKeyOfEveryKind(t *testing.T) {
 		look = func(prefix string, of reflect.Type) {
 			for i := range of.NumField() {
 				key, _, _ := strings.Cut(of.Field(i).Tag.Get("yaml"), ",")
-				if of.Field(i).Type.Kind() == reflect.Struct {
-					look(prefix+key+".", of.Field(i).Type)
+				field := of.Field(i).Type
+				if field.Kind() == reflect.Pointer {
+					field = field.Elem()
+				}
+				if field.Kind() == reflect.Struct {
+					look(prefix+key+".", field)
 				} else if !strings.Contains(docs, "`"+prefix+key+"`") {
 					t.Errorf("neither configuration.md nor destinations.md explains %s%s of %s", prefix, key, name)
 				}

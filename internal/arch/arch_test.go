@@ -57,6 +57,9 @@ var rooms = []room{
 	{"subscriber", "event"},
 	{"subscriber/inbox", "event postgres store subscriber"},
 	{"envelope", "event"},
+	{"route", "event"},
+	{"sink/access", "config safefile"},
+	{"sink/kafka", "config envelope event mask route safefile sink/access subscriber"},
 	{"sink/file", "config envelope subscriber"},
 	{"sink/webhook", "config envelope event mask printable safefile subscriber"},
 	{"lane", "ack event printable slab subscriber"},
@@ -75,7 +78,7 @@ var rooms = []room{
 	{"lessons/httpapi", "lessons postgres safefile strictjson"},
 
 	// app builds the parts of the program, cli calls it; bench measures with processes of the same program.
-	{"app", "ack admin config doctor envelope eventschema lane lease lessons lessons/httpapi logs mask ops outbox pgserver postgres relay sink/file sink/webhook subscriber"},
+	{"app", "ack admin config doctor envelope eventschema lane lease lessons lessons/httpapi logs mask ops outbox pgserver postgres relay sink/file sink/kafka sink/webhook subscriber"},
 	{"bench", "event lessons pgserver postgres subscriber"},
 	{"cli", "admin app bench config debt doctor lane lessons/httpapi logs mask postgres printable relay replay subscriber wal"},
 
@@ -83,13 +86,14 @@ var rooms = []room{
 	{"testdb", "pgserver postgres"},
 	{"testprogram", "event testdb"},
 	{"subscriber/subscribertest", "event postgres subscriber testdb"},
+	{"sink/kafka/kafkatest", ""},
 	{"sink/sinktest", "event subscriber"},
 	{"debt/debttest", "debt event lane"},
 }
 
 // pure rooms are tested under virtual time and with random interleavings, which holds only as long as
 // they touch neither network, files, processes nor database.
-var pure = []string{"event", "slab", "pgoutput", "ack", "subscriber", "lane"}
+var pure = []string{"event", "slab", "pgoutput", "ack", "subscriber", "lane", "route"}
 
 // imports that make a room impure, with everything below them.
 var impure = []string{"net", "os", "io/fs", "syscall", "database/sql", "github.com/jackc"}

@@ -179,7 +179,7 @@ func readYAML(t *testing.T, program string, e example) {
 		t.Fatal(err)
 	}
 	cmd := exec.CommandContext(t.Context(), program, "config", "--config="+file)
-	cmd.Env = append(os.Environ(), "BILLING_SECRET=whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIz", "TOKEN=t")
+	cmd.Env = append(os.Environ(), "BILLING_SECRET=whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIz", "TOKEN=t", "KAFKA_PASSWORD=p")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("%s: %v\n%s", e.name(), err, out)
 	}

@@ -65,6 +65,49 @@ func (w Writer) Attributes(e *event.Event) [][2]string {
 	return kept
 }
 
+// Headers are what brokers carry beside the body, by name in lower case and in a fixed order, those without a value left
+// out. The values are text as it is: what a protocol cannot carry is encoded by its destination. All of them are the same at
+// each attempt.
+func (w Writer) Headers(e *event.Event) [][2]string {
+	all := [][2]string{
+		{"webhook-id", w.ID(e)},
+		{"walpost-type", e.Type},
+		{"walpost-source", e.Source},
+		{"walpost-key", e.Key},
+		{"walpost-position", e.Position.String()},
+		{"walpost-version", e.Version},
+		{"walpost-topic", e.Topic},
+		{"walpost-aggregate", Aggregate(e)},
+		{"walpost-revision", e.Revision},
+	}
+	kept := all[:0]
+	for _, header := range all {
+		if header[1] != "" {
+			kept = append(kept, header)
+		}
+	}
+	for name, value := range e.EachHeader() {
+		switch {
+		case value == "" || name == "":
+		case name == "correlation_id":
+			kept = append(kept, [2]string{"x-correlation-id", value})
+		case name == "traceparent":
+			kept = append(kept, [2]string{name, value})
+		default:
+			kept = append(kept, [2]string{"walpost-header-" + strings.ReplaceAll(strings.ToLower(name), "_", "-"), value})
+		}
+	}
+	return kept
+}
+
+// Aggregate names what the event is about: type and id with a slash between, or the one that there is.
+func Aggregate(e *event.Event) string {
+	if e.AggregateType == "" || e.AggregateID == "" {
+		return e.AggregateType + e.AggregateID
+	}
+	return e.AggregateType + "/" + e.AggregateID
+}
+
 // reserved are names that an event's own header cannot take, besides those that have a value.
 var reserved = []string{"data", "database64", "datacontenttype", "dataschema", "subject", "time"}
 

@@ -60,6 +60,9 @@ type Gatekeeper interface {
 	Unlock(t *testing.T)
 }
 
+// whileAbsent is how long the answer of a server is waited for that is known to be away.
+const whileAbsent = 6 * time.Second
+
 // patience is how long something may take that happens soon on an idle machine.
 const patience = time.Minute
 
@@ -77,13 +80,19 @@ func Run(t *testing.T, start func(t *testing.T) Destination) {
 	check("does nothing when the context has ended", nothingWhenCancelled)
 	check("leaves no goroutine", leavesNoGoroutine)
 	example := start(t)
+	opened := example.Open(t)
+	closeSubscriber(t, opened)
+	if _, ok := opened.(subscriber.Pipeline); ok {
+		checkPipeline(check, example)
+	}
 	if _, ok := example.(Refuser); ok {
 		check("calls a refused event permanent, and takes the others", tellsTheRefused)
 	}
 	if _, ok := example.(Limiter); ok {
 		check("calls an event permanent that is over the server's limit", tellsTheOversized)
 	}
-	if _, ok := example.(Staller); ok {
+	_, stalls := example.(Staller)
+	if _, ok := opened.(subscriber.Pipeline); stalls && !ok { // a pipeline has Abort for that
 		check("returns when the context ends while it sends", returnsWhenCancelled)
 	}
 	if _, ok := example.(Gatekeeper); ok {
@@ -124,8 +133,15 @@ func Delivery(n int) subscriber.Delivery {
 
 // deliver hands one delivery over, with a deadline as the lane's.
 func (b *bench) deliver(t *testing.T, d subscriber.Delivery) error {
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	return b.deliverWithin(t, patience, d)
+}
+
+func (b *bench) deliverWithin(t *testing.T, limit time.Duration, d subscriber.Delivery) error {
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
+	if pipeline, ok := b.sub.(subscriber.Pipeline); ok {
+		return send(t, t.Context(), pipeline, d).await(ctx)[0]
+	}
 	return b.sub.Handle(ctx, d)
 }
 
@@ -231,14 +247,23 @@ func sendsTheSameAgain(t *testing.T, b *bench) {
 }
 
 func takesBatches(t *testing.T, b *bench) {
+	var sent []subscriber.Delivery
+	for n := range 100 {
+		sent = append(sent, Delivery(n))
+	}
+	if pipeline, ok := b.sub.(subscriber.Pipeline); ok {
+		for i, err := range send(t, t.Context(), pipeline, sent...).await(t.Context()) {
+			if err != nil {
+				t.Errorf("delivery %d: %v", i, err)
+			}
+		}
+		b.wantIDs(t, "one call", sent...)
+		return
+	}
 	batching, ok := b.sub.(subscriber.BatchSubscriber)
 	if !ok {
 		b.must(t, Delivery(0)) // a kind without batches is called for one at a time
 		return
-	}
-	var sent []subscriber.Delivery
-	for n := range 100 {
-		sent = append(sent, Delivery(n))
 	}
 	if err := batching.HandleBatch(t.Context(), sent); err != nil {
 		t.Fatal(err)
@@ -250,9 +275,12 @@ func survivesAbsence(t *testing.T, b *bench) {
 	b.must(t, Delivery(0))
 	b.Down(t)
 	for range 3 {
-		err := b.deliver(t, Delivery(1))
+		err := b.deliverWithin(t, whileAbsent, Delivery(1))
 		if err == nil {
 			t.Fatal("an absent server takes an event")
+		}
+		if errors.Is(err, errNoReport) {
+			break // a pipeline that goes on trying by itself
 		}
 		if subscriber.IsPermanent(err) {
 			t.Errorf("that the server is absent is permanent: %v", err)
@@ -273,6 +301,13 @@ func nothingWhenCancelled(t *testing.T, b *bench) {
 	cancel(cause)
 	if err := b.sub.Handle(ctx, Delivery(0)); err == nil || subscriber.IsPermanent(err) {
 		t.Errorf("got %v, want an error that is not permanent", err)
+	}
+	if pipeline, ok := b.sub.(subscriber.Pipeline); ok {
+		for i, err := range send(t, ctx, pipeline, Delivery(0), Delivery(2)).await(t.Context()) {
+			if err == nil || subscriber.IsPermanent(err) || subscriber.IsAway(err) {
+				t.Errorf("delivery %d: got %v, want an error that says nothing of it", i, err)
+			}
+		}
 	}
 	b.must(t, Delivery(1))
 	b.wantIDs(t, "after a call whose context had ended", Delivery(1))
@@ -372,8 +407,13 @@ func waitsForCredentials(t *testing.T, b *bench) {
 	b.wantIDs(t, "with the right credentials", Delivery(0))
 }
 
-// eventually asks until it is true.
 func (b *bench) eventually(t *testing.T, what string, true func() bool) {
+	t.Helper()
+	Eventually(t, what, true)
+}
+
+// Eventually asks until it is true.
+func Eventually(t *testing.T, what string, true func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); !true(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/backendstart/walpost/internal/envelope"
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/subscriber"
 )
@@ -61,7 +62,7 @@ func (w *Webhook) newHeader(c *credentials, d subscriber.Delivery) *headers {
 		h.set("Walpost-Key", encodeKey(d.Key))
 	}
 	for _, part := range [...]struct{ name, value string }{
-		{"Walpost-Version", d.Version}, {"Walpost-Topic", d.Topic}, {"Walpost-Aggregate", aggregate(d.Event)}, {"Walpost-Revision", d.Revision},
+		{"Walpost-Version", d.Version}, {"Walpost-Topic", d.Topic}, {"Walpost-Aggregate", envelope.Aggregate(d.Event)}, {"Walpost-Revision", d.Revision},
 	} {
 		if value := encode(part.value); value != "" && len(value) <= maxValue {
 			h.set(part.name, value)
@@ -111,14 +112,6 @@ func ownName(name string) string {
 		return ""
 	}
 	return http.CanonicalHeaderKey("Walpost-Header-" + strings.ReplaceAll(name, "_", "-"))
-}
-
-// aggregate names what the event is about: type and id with a slash between, or the one that there is.
-func aggregate(e *event.Event) string {
-	if e.AggregateType == "" || e.AggregateID == "" {
-		return e.AggregateType + e.AggregateID
-	}
-	return e.AggregateType + "/" + e.AggregateID
 }
 
 // bodyOf returns the payload as it is sent alone, and the value of Content-Type for it: a bytea is decoded.

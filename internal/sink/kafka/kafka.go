@@ -1,0 +1,270 @@
+// Package kafka sends events to Kafka. An event is delivered when all replicas in sync have its record: the brokers' own
+// report for that record, and nothing else. Order within a key is that of its partition, which the client keeps through its
+// own retries. It must never create a topic, and never send a record after Abort has returned. docs/destinations.md is the
+// page for users.
+//
+//	kafka.go        the subscriber: Send, Abort, Probe in probe.go
+//	session.go      a client with what it has in hand
+//	transaction.go  exactly_once
+//	record.go       an event as a record
+//	answer.go       what an answer means
+package kafka
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/backendstart/walpost/internal/config"
+	"github.com/backendstart/walpost/internal/envelope"
+	"github.com/backendstart/walpost/internal/route"
+	"github.com/backendstart/walpost/internal/subscriber"
+)
+
+// Options say where to and how.
+type Options struct {
+	*Config
+	// Name is the subscriber's identity, Slot that of the relay: both are in the transactional id.
+	Name, Slot string
+	// Timeout is how long a transaction may wait for the brokers before it is given up.
+	Timeout  time.Duration
+	Envelope envelope.Writer
+	Log      *slog.Logger
+}
+
+// maxTopics is how many topics data can make: the client keeps something of each.
+const maxTopics = 1000
+
+// Kafka is a subscriber.Pipeline.
+type Kafka struct {
+	Options
+	topic   *route.Template
+	headers []configuredHeader
+	names   *route.Names
+	limits  limits
+	masking masking
+	watch   watch
+
+	use sync.RWMutex // held for reading by Send, so that Abort can wait for those under way
+	mu  sync.Mutex
+	now *session // nil until the next Send; guarded by mu
+}
+
+type configuredHeader struct {
+	name     string
+	template *route.Template
+}
+
+// New makes the subscriber. It connects to nothing: that the brokers are away is no reason not to start.
+func New(o Options) (*Kafka, error) {
+	var problem error
+	o.Check(config.Subscriber{}, func(key string, err error) {
+		if problem == nil {
+			problem = fmt.Errorf("%s: %w", key, err)
+		}
+	})
+	if problem != nil {
+		return nil, problem
+	}
+	k := &Kafka{Options: o, names: route.NewNames(maxTopics), limits: limits{known: map[string]limit{}}}
+	k.watch.log, k.watch.masked = o.Log, k.masked
+	k.topic, _ = route.Compile(o.Topic, route.Kafka) // Check has looked at it
+	for _, name := range slices.Sorted(maps.Keys(o.Headers)) {
+		template, _ := o.header(name)
+		k.headers = append(k.headers, configuredHeader{name, template})
+	}
+	client, err := o.newClient() // so that a mistake that the client alone sees ends the start
+	if err != nil {
+		return nil, err
+	}
+	client.Close()
+	return k, nil
+}
+
+// Name implements subscriber.Subscriber.
+func (k *Kafka) Name() string { return k.Options.Name }
+
+// Wants implements subscriber.Subscriber: which events go where is a matter of configuration.
+func (k *Kafka) Wants(string) bool { return true }
+
+// Handle sends one event and waits for the report. When ctx ends before it, a record that is on its way may still arrive.
+func (k *Kafka) Handle(ctx context.Context, d subscriber.Delivery) error {
+	reported := make(chan error, 1)
+	k.Send(ctx, []subscriber.Delivery{d}, func(_ int, err error) { reported <- err })
+	select {
+	case err := <-reported:
+		return err
+	case <-ctx.Done():
+		return subscriber.Away(fmt.Errorf("the brokers have not answered: %w", context.Cause(ctx)))
+	}
+}
+
+// Send implements subscriber.Pipeline. ctx is the context of the records: the client gives up those that are not on their
+// way when it ends.
+func (k *Kafka) Send(ctx context.Context, deliveries []subscriber.Delivery, done func(int, error)) {
+	k.use.RLock()
+	defer k.use.RUnlock()
+	c := &call{kafka: k, ctx: ctx, done: done}
+	s, err := k.session()
+	if err != nil {
+		err = subscriber.Away(k.masked(err))
+		for i := range deliveries {
+			done(i, err)
+		}
+		return
+	}
+	records := c.prepare(s, deliveries)
+	if k.ExactlyOnce {
+		s.transact(c, records)
+		return
+	}
+	for _, r := range records {
+		s.produce(r)
+	}
+}
+
+// session is the one in use, or a new one.
+func (k *Kafka) session() (*session, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.now == nil {
+		s, err := newSession(k)
+		if err != nil {
+			return nil, err
+		}
+		k.now = s
+	}
+	return k.now, nil
+}
+
+// endSession ends the use of the session: the next Send begins another.
+func (k *Kafka) endSession() *session {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	s := k.now
+	k.now = nil
+	return s
+}
+
+// Abort implements subscriber.Pipeline: it waits for the brokers' answer to what is on its way, and gives up the rest. If
+// ctx ends first, the connections are closed. Then a broker that was frozen can still find in its socket what was sent: the
+// term in its headers tells, and with exactly_once the brokers refuse it, once another relay sends.
+func (k *Kafka) Abort(ctx context.Context) error {
+	k.mu.Lock()
+	s := k.now
+	k.mu.Unlock()
+	if s == nil {
+		return nil
+	}
+	s.stop()
+	k.use.Lock() // no Send is under way any more
+	defer k.use.Unlock()
+	k.endSession()
+	err := s.abort(ctx)
+	s.close()
+	return err
+}
+
+// Close closes the connections. No call may be under way.
+func (k *Kafka) Close() error {
+	if s := k.endSession(); s != nil {
+		s.stop()
+		s.close()
+	}
+	return nil
+}
+
+// call is one Send.
+type call struct {
+	kafka *Kafka
+	ctx   context.Context // of the leadership; a call ends with it
+	done  func(int, error)
+
+	mu     sync.Mutex
+	failed map[string]bool // keys of which an event has failed; guarded by mu
+}
+
+// sending is a delivery on its way.
+type sending struct {
+	*call
+	session *session
+	index   int
+	key     string
+	record  record
+}
+
+// report ends a delivery.
+func (c *call) report(index int, key string, err error) {
+	if err != nil {
+		c.mu.Lock()
+		if c.failed == nil {
+			c.failed = map[string]bool{}
+		}
+		c.failed[key] = true
+		c.mu.Unlock()
+	}
+	c.done(index, err)
+}
+
+// hasFailed tells whether a later event of the key would overtake one that has failed.
+func (c *call) hasFailed(key string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.failed[key]
+}
+
+// prepare makes the records. What cannot be sent is reported: the client would refuse an event that is too large, and go on
+// with the next ones of its key.
+func (c *call) prepare(s *session, deliveries []subscriber.Delivery) []*sending {
+	k := c.kafka
+	var all []*sending
+	topics := map[string]error{}
+	for i, d := range deliveries {
+		if c.ctx.Err() != nil {
+			c.report(i, d.Key, context.Cause(c.ctx))
+			continue
+		}
+		if c.hasFailed(d.Key) {
+			c.report(i, d.Key, subscriber.ErrHeld)
+			continue
+		}
+		r, err := k.recordOf(d)
+		if err == nil {
+			known, asked := topics[r.Topic]
+			if !asked {
+				known = c.ready(s, r.Topic)
+				topics[r.Topic] = known
+			}
+			err = known
+		}
+		if err == nil {
+			if size, limit := sizeOf(r), k.limits.of(r.Topic); size > limit {
+				err = subscriber.Permanent(fmt.Errorf("the record has %d bytes before compression, topic %s takes %d (max.message.bytes)", size, r.Topic, limit))
+			}
+		}
+		if err != nil {
+			c.report(i, d.Key, err)
+			continue
+		}
+		all = append(all, &sending{call: c, session: s, index: i, key: d.Key, record: r})
+	}
+	return all
+}
+
+// ready tells whether a topic takes records, as far as is known.
+func (c *call) ready(s *session, topic string) error {
+	if err := c.kafka.names.Admit(topic); err != nil {
+		return subscriber.Away(fmt.Errorf("topic: %w", err))
+	}
+	ctx, cancel := s.with(c.ctx)
+	defer cancel()
+	err := c.kafka.limits.ask(ctx, s.admin, topic)
+	if c.ctx.Err() != nil {
+		return context.Cause(c.ctx)
+	}
+	return c.kafka.masked(err)
+}

@@ -1,0 +1,163 @@
+package kafka
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/backendstart/walpost/internal/subscriber"
+)
+
+type record = *kgo.Record
+
+// session is a client with what it has in hand, from the first Send to an Abort.
+type session struct {
+	kafka  *Kafka
+	client *kgo.Client
+	admin  *kadm.Client
+	ended  context.Context // ends with the session; what waits for the brokers waits no longer
+	stop   context.CancelFunc
+
+	turn   chan struct{} // holds one token while no transaction is under way
+	fenced bool          // another has our transactional id; owned by who holds the token
+
+	mu      sync.Mutex
+	single  *kgo.Client // of records that go alone, nil until the first; guarded by mu
+	alone   []*sending  // wait for single; guarded by mu
+	working bool        // a goroutine is at alone; guarded by mu
+	workers sync.WaitGroup
+}
+
+func newSession(k *Kafka) (*session, error) {
+	s := &session{kafka: k, turn: make(chan struct{}, 1)}
+	s.turn <- struct{}{}
+	more := []kgo.Opt{kgo.ProducerBatchMaxBytesFn(func(topic string) int32 { return clientLimit(k.limits.of(topic)) }), kgo.WithHooks(&k.watch)}
+	if k.ExactlyOnce {
+		more = append(more, kgo.TransactionalID(k.transactionalID()))
+	}
+	var err error
+	if s.client, err = k.newClient(more...); err != nil {
+		return nil, err
+	}
+	s.admin = kadm.NewClient(s.client)
+	s.ended, s.stop = context.WithCancel(context.Background())
+	return s, nil
+}
+
+// with is a context that ends with ctx and with the session.
+func (s *session) with(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	unhook := context.AfterFunc(s.ended, cancel)
+	return ctx, func() { unhook(); cancel() }
+}
+
+// produce hands a record over. The report comes on the one goroutine that has all of them: it notes, signals and returns.
+func (s *session) produce(x *sending) {
+	s.client.Produce(x.ctx, x.record, func(r *kgo.Record, err error) {
+		if isFault(err) {
+			s.sendAlone(x)
+			return
+		}
+		x.report(x.index, x.key, s.kafka.judge(x.ctx, r, err))
+	})
+}
+
+// sendAlone sends a record again that was in a batch which the brokers refused whole: alone it shows which record of the
+// batch is at fault. One at a time, on a client that no other record goes through.
+func (s *session) sendAlone(x *sending) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.alone = append(s.alone, x)
+	if !s.working {
+		s.working = true
+		s.workers.Add(1)
+		go s.workAlone()
+	}
+}
+
+func (s *session) workAlone() {
+	defer s.workers.Done()
+	for {
+		s.mu.Lock()
+		if len(s.alone) == 0 {
+			s.alone, s.working = nil, false
+			s.mu.Unlock()
+			return
+		}
+		x := s.alone[0]
+		s.alone = s.alone[1:]
+		if s.single == nil {
+			// The brokers say what is too large here.
+			s.single, _ = s.kafka.newClient(kgo.ProducerBatchMaxBytes(largestLimit)) // as for the first client
+		}
+		client := s.single
+		s.mu.Unlock()
+		switch {
+		case s.ended.Err() != nil:
+			x.report(x.index, x.key, kgo.ErrAborting)
+		case x.hasFailed(x.key):
+			x.report(x.index, x.key, subscriber.ErrHeld)
+		default:
+			again := *x.record
+			err := client.ProduceSync(x.ctx, &again).FirstErr()
+			x.report(x.index, x.key, s.kafka.judge(x.ctx, x.record, err))
+		}
+	}
+}
+
+// abort waits until nothing is on its way any more, and gives up what has not been sent.
+func (s *session) abort(ctx context.Context) error {
+	s.mu.Lock()
+	single := s.single
+	s.mu.Unlock()
+	err := s.client.AbortBufferedRecords(ctx)
+	if single != nil {
+		err = errors.Join(err, single.AbortBufferedRecords(ctx))
+	}
+	return err
+}
+
+// close ends the connections and reports what is left.
+func (s *session) close() {
+	s.client.Close()
+	s.mu.Lock()
+	single := s.single
+	s.mu.Unlock()
+	if single != nil {
+		single.Close()
+	}
+	s.workers.Wait()
+}
+
+// watch logs when brokers cannot be reached: what is with the client then is not reported until they are.
+type watch struct {
+	log    *slog.Logger
+	masked func(error) error
+
+	mu     sync.Mutex
+	warned time.Time // guarded by mu
+}
+
+// warnEvery keeps brokers that are away from filling the log.
+const warnEvery = 10 * time.Second
+
+// OnBrokerConnect implements kgo.HookBrokerConnect.
+func (w *watch) OnBrokerConnect(broker kgo.BrokerMetadata, _ time.Duration, _ net.Conn, err error) {
+	if err == nil || errors.Is(err, context.Canceled) {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if now := time.Now(); now.Sub(w.warned) >= warnEvery {
+		w.warned = now
+		w.log.Warn("a broker cannot be reached; what is on its way to it waits",
+			"broker", net.JoinHostPort(broker.Host, strconv.Itoa(int(broker.Port))), "error", w.masked(err))
+	}
+}

@@ -1,0 +1,134 @@
+package kafka
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/backendstart/walpost/internal/subscriber"
+)
+
+// transact sends the records of a call in one transaction, in turns with other calls: the brokers take one at a time under
+// a transactional id.
+func (s *session) transact(c *call, all []*sending) {
+	if len(all) == 0 {
+		return
+	}
+	ctx, cancel := s.with(c.ctx)
+	defer cancel()
+	select {
+	case <-s.turn:
+		defer func() { s.turn <- struct{}{} }()
+	case <-ctx.Done():
+		for _, x := range all {
+			x.report(x.index, x.key, s.kafka.judge(c.ctx, x.record, kgo.ErrAborting))
+		}
+		return
+	}
+	errs, rolledBack := s.once(ctx, all)
+	for i, x := range all {
+		switch {
+		case len(all) > 1 && rolledBack != nil && isFault(rolledBack):
+			// Which record is at fault shows a transaction of its own.
+			if x.hasFailed(x.key) {
+				x.report(x.index, x.key, subscriber.ErrHeld)
+				continue
+			}
+			err, _ := s.once(ctx, all[i:i+1])
+			x.report(x.index, x.key, s.kafka.judge(c.ctx, x.record, err[0]))
+		case errs[i] == nil && rolledBack != nil:
+			x.report(x.index, x.key, subscriber.Away(s.kafka.masked(fmt.Errorf("rolled back with another record of its transaction: %w", rolledBack))))
+		default:
+			x.report(x.index, x.key, s.kafka.judge(c.ctx, x.record, errs[i]))
+		}
+	}
+}
+
+// once makes one transaction. errs are those of the records; rolledBack is why none of them counts, nil when all do. ctx is
+// the life of the leadership and of the session.
+func (s *session) once(ctx context.Context, all []*sending) (errs []error, rolledBack error) {
+	errs = make([]error, len(all))
+	fail := func(err error) ([]error, error) {
+		for i := range errs {
+			errs[i] = err
+		}
+		return errs, err
+	}
+	if s.fenced {
+		return fail(fmt.Errorf("transactional id %s: %w", s.kafka.transactionalID(), subscriber.ErrOldTerm))
+	}
+	if err := s.client.BeginTransaction(); err != nil {
+		s.replace(err)
+		return fail(err)
+	}
+	reported := make(chan struct{}, len(all))
+	for i, x := range all {
+		again := *x.record
+		s.client.Produce(ctx, &again, func(_ *kgo.Record, err error) {
+			errs[i] = err
+			reported <- struct{}{}
+		})
+	}
+	flush, cancel := context.WithTimeout(ctx, s.kafka.Timeout)
+	defer cancel()
+	if late := s.client.Flush(flush); late != nil {
+		// It is not ended here: a process that was frozen would meet another leader, and could take the id back from it.
+		s.replace(late)
+	}
+	for range all {
+		<-reported
+	}
+	if rolledBack = firstOf(errs); rolledBack == nil {
+		// Without an answer it is not known whether it counts, and the brokers take no other transaction: there is nothing
+		// to do but to wait for it.
+		if err := s.client.EndTransaction(ctx, kgo.TryCommit); err != nil {
+			s.replace(err)
+			return fail(err)
+		}
+		return errs, nil
+	}
+	if errors.Is(rolledBack, kgo.ErrClientClosed) && ctx.Err() == nil {
+		return fail(fmt.Errorf("the brokers have not taken it within %s", s.kafka.Timeout))
+	}
+	if isFenced(rolledBack) {
+		s.fenced = true
+		return errs, rolledBack
+	}
+	end, cancelEnd := context.WithTimeout(context.WithoutCancel(ctx), s.kafka.Timeout)
+	defer cancelEnd()
+	if err := s.client.EndTransaction(end, kgo.TryAbort); err != nil {
+		s.replace(err)
+	}
+	return errs, rolledBack
+}
+
+// replace closes the client for this reason, and lets the next Send begin another session, whose client ends what this one
+// has left. If another relay has the transactional id the session stays, and sends nothing: it must not take the id back
+// before it is known who leads.
+func (s *session) replace(reason error) {
+	if isFenced(reason) {
+		s.fenced = true
+		return
+	}
+	s.kafka.mu.Lock()
+	if s.kafka.now == s {
+		s.kafka.now = nil
+	}
+	s.kafka.mu.Unlock()
+	s.stop()
+	s.client.Close()
+}
+
+// transactionalID is what the brokers know a subscriber by, whichever relay serves it.
+func (o Options) transactionalID() string { return "walpost/" + o.Slot + "/" + o.Name }
+
+func firstOf(errs []error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
