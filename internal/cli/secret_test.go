@@ -13,10 +13,11 @@ import (
 	"github.com/backendstart/walpost/internal/testdb"
 )
 
-// S-06: whatever a receiver sends back, no secret of ours stands in what the relay stores, logs or shows.
+// S-06, S-320: whatever a receiver sends back, no secret of ours stands in what the relay stores, logs or shows.
 func TestProgram_showsNoSecretThatAReceiverSendsBack(t *testing.T) {
 	db := testdb.New(t)
 	const token, key = "tok3n-of-ours-1234", "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+	const inPath, inQuery = "T024BE7LD-B0xvJ3kQ9aZ", "u8Fz71qP"
 	receiver := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		whole, err := httputil.DumpRequest(r, true)
 		if err != nil {
@@ -30,8 +31,8 @@ func TestProgram_showsNoSecretThatAReceiverSendsBack(t *testing.T) {
 		fmt.Fprintf(w, "I got: %s", whole)
 	}))
 	defer receiver.Close()
-	file := configFile(t, fmt.Sprintf("subscribers:\n  - {name: hook, kind: webhook, url: '%s', allow_private: true, secret: whsec_%s, headers: {Authorization: 'Bearer %s'},"+
-		" stall_after: 1s, retry: {initial: 10ms, max: 100ms}}\n", receiver.URL, key, token))
+	file := configFile(t, fmt.Sprintf("subscribers:\n  - {name: hook, kind: webhook, url: '%s/hooks/%s?t=%s', allow_private: true, secret: whsec_%s, headers: {Authorization: 'Bearer %s'},"+
+		" stall_after: 1s, retry: {initial: 10ms, max: 100ms}}\n", receiver.URL, inPath, inQuery, key, token))
 	env := map[string]string{"WALPOST_DATABASE_URL": db.DSN, "WALPOST_SLOT": db.Name, "WALPOST_CONFIG": file}
 	relay := start(t, nil, env, "relay", "--ops-listen=127.0.0.1:0", "--drain=1s", "--log-format=json", "--log-level=debug")
 	waitFor(t, "the relay to stream", func() bool { return strings.Contains(relay.stderr.String(), `"msg":"streaming"`) })
@@ -59,7 +60,7 @@ func TestProgram_showsNoSecretThatAReceiverSendsBack(t *testing.T) {
 		}
 		shown[path] = string(body)
 	}
-	for _, args := range []string{"status", "owed list", "owed show event-1", "event event-1", "config --show"} {
+	for _, args := range []string{"status", "owed list", "owed show event-1", "event event-1", "config --show", "config --show --json", "doctor -v", "doctor --json"} {
 		_, stdout, stderr := execute(t, env, strings.Fields(args)...)
 		shown["walpost "+args] = stdout + stderr
 	}
@@ -67,11 +68,14 @@ func TestProgram_showsNoSecretThatAReceiverSendsBack(t *testing.T) {
 	waitFor(t, "the attempts in tail", func() bool { return strings.Contains(tail.stdout.String(), "event-1") })
 	shown["walpost tail"] = tail.stdout.String()
 	for place, text := range shown {
-		for _, secret := range []string{token, key} {
+		for _, secret := range []string{token, key, inPath, inQuery} {
 			if strings.Contains(text, secret[:8]) || strings.Contains(text, secret[len(secret)-8:]) {
 				t.Errorf("%s has a secret in it: %.2000s", place, text)
 			}
 		}
+	}
+	if want := "url: ${HOOK_URL}"; !strings.Contains(shown["walpost config --show"], want) {
+		t.Errorf("config --show has no %s: %s", want, shown["walpost config --show"])
 	}
 	for _, place := range []string{"the log", "walpost.owed", "/v1/attempts", "walpost tail"} {
 		if !strings.Contains(shown[place], "I got: POST") {

@@ -66,6 +66,23 @@ func InHeader(value string) []string {
 	return secrets
 }
 
+// minPathToken is how long a part of a path must be to be taken for a token and not for a word.
+const minPathToken = 16
+
+// InURL returns the parts of an address that can be a token: some receivers know their senders by nothing else.
+func InURL(address *url.URL) []string {
+	var secrets []string
+	for _, part := range strings.Split(address.Path, "/") {
+		if len(part) >= minPathToken {
+			secrets = append(secrets, part)
+		}
+	}
+	for _, values := range address.Query() {
+		secrets = append(secrets, values...)
+	}
+	return secrets
+}
+
 func (m *Mask) add(secret string) {
 	if len(secret) < minSecret {
 		return

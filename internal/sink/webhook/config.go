@@ -1,6 +1,7 @@
 package webhook
 
 import (
+	"net/url"
 	"strings"
 
 	"github.com/backendstart/walpost/internal/config"
@@ -49,5 +50,22 @@ func (c *Config) SecretTexts() []string {
 	for _, value := range c.Headers {
 		secrets = append(secrets, mask.InHeader(value.Reveal())...)
 	}
-	return secrets
+	return append(secrets, c.tokensOfURL()...)
+}
+
+func (c *Config) tokensOfURL() []string {
+	if address, err := url.Parse(c.URL); err == nil {
+		return mask.InURL(address)
+	}
+	return nil
+}
+
+// MarshalYAML masks an address in which a token can stand.
+func (c *Config) MarshalYAML() (any, error) {
+	type plain Config
+	written := plain(*c)
+	if len(c.tokensOfURL()) > 0 {
+		written.URL = config.Mask
+	}
+	return written, nil
 }

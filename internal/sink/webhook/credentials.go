@@ -113,16 +113,5 @@ func (o Options) secrets(target *url.URL) []string {
 	for _, value := range o.Headers {
 		secrets = append(secrets, mask.InHeader(value)...)
 	}
-	for _, part := range strings.Split(target.Path, "/") {
-		if len(part) >= minPathToken {
-			secrets = append(secrets, part)
-		}
-	}
-	for _, values := range target.Query() {
-		secrets = append(secrets, values...)
-	}
-	return secrets
+	return append(secrets, mask.InURL(target)...)
 }
-
-// minPathToken is how long a part of a path must be to be taken for a token and not for a word.
-const minPathToken = 16
