@@ -14,7 +14,7 @@ VERSIONS ?= 14 15 16 17 18
 test test-versions test-outside race: export WALPOST_TEST_PG_DIR ?= $(shell sh scripts/memory-dir.sh)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-versions test-docker test-outside test-pooler race soak golden lint fmt check up down
+.PHONY: help build demo example test test-versions test-docker test-outside test-pooler race soak golden lint fmt check up down
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' Makefile
@@ -26,6 +26,11 @@ demo: ## Postgres, API, relay and traffic in one process; ARGS="--rate 10" and t
 	@sh scripts/ensure-postgres.sh
 	@go build -o bin/walpost ./cmd/walpost
 	@exec bin/walpost demo $(ARGS)
+
+example: ## One of deploy/examples, from its start to its stop: NAME=lessons, NAME=payments
+	@sh scripts/ensure-postgres.sh
+	@go build -o bin/walpost ./cmd/walpost
+	@go run ./scripts/example bin/walpost "$(NAME)"
 
 test: ## Every test against a real Postgres with the race detector, some ten minutes on two cores; PKG=./internal/lane for one package
 	@sh scripts/ensure-postgres.sh
@@ -41,7 +46,7 @@ test-docker: ## The tests that need Docker
 
 test-outside: ## The tests that need what others make (PgBouncer, libfaketime, Node, Kafka, a server that is too old), or build a copy of the program
 	@sh scripts/ensure-postgres.sh
-	@go run ./scripts/gotest -tags outside -run Outside -timeout 20m ./internal/doctor ./internal/docs ./internal/sink/kafka/...
+	@go run ./scripts/gotest -tags outside -run Outside -timeout 20m ./internal/doctor ./internal/docs ./internal/sink/kafka/... ./internal/examples
 
 test-pooler: ## Of these the one that needs PgBouncer alone, which must be in PATH
 	@sh scripts/ensure-postgres.sh

@@ -85,6 +85,7 @@ var rooms = []room{
 	// For tests.
 	{"testdb", "pgserver postgres"},
 	{"testprogram", "event testdb"},
+	{"examples", "pgserver sink/kafka/kafkatest"},
 	{"subscriber/subscribertest", "event postgres subscriber testdb"},
 	{"sink/kafka/kafkatest", ""},
 	{"sink/sinktest", "event subscriber"},

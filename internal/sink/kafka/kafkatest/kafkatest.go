@@ -14,7 +14,6 @@ import (
 	"slices"
 	"strings"
 	"syscall"
-	"testing"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
@@ -29,6 +28,16 @@ const (
 	User     = "walpost"
 	Password = "right-password"
 )
+
+// T is what a test has, or a program in its place.
+type T interface {
+	Helper()
+	Fatal(args ...any)
+	Fatalf(format string, args ...any)
+	TempDir() string
+	Cleanup(run func())
+	Context() context.Context
+}
 
 // patience is how long a broker may take to start.
 const patience = 2 * time.Minute
@@ -47,7 +56,7 @@ type Broker struct {
 }
 
 // Start starts a broker, which ends with the test. settings are further lines of server.properties.
-func Start(t testing.TB, settings ...string) *Broker {
+func Start(t T, settings ...string) *Broker {
 	t.Helper()
 	b := &Broker{folder: t.TempDir(), jars: jars(t), pair: NewPair(t), extra: settings}
 	var listeners []net.Listener
@@ -126,7 +135,7 @@ func (b *Broker) java(class string, args ...string) *exec.Cmd {
 }
 
 // Up starts the broker again, with what it had, and waits until it answers.
-func (b *Broker) Up(t testing.TB) {
+func (b *Broker) Up(t T) {
 	t.Helper()
 	b.pair.write(t, b.folder)
 	log, err := os.OpenFile(b.path("broker.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -179,7 +188,7 @@ func (b *Broker) log() string {
 }
 
 // Down kills the broker.
-func (b *Broker) Down(t testing.TB) {
+func (b *Broker) Down(t T) {
 	t.Helper()
 	if b.cmd == nil {
 		return
@@ -193,7 +202,7 @@ func (b *Broker) Down(t testing.TB) {
 }
 
 // Freeze stops the process, which keeps its connections; thaw lets it go on.
-func (b *Broker) Freeze(t testing.TB) (thaw func()) {
+func (b *Broker) Freeze(t T) (thaw func()) {
 	t.Helper()
 	process := b.cmd.Process
 	if err := process.Signal(syscall.SIGSTOP); err != nil {
@@ -222,7 +231,7 @@ func (b *Broker) Pair() (ca, cert, key string) {
 func (b *Broker) Admin() *kadm.Client { return b.admin }
 
 // Topic makes a topic. settings are pairs of its configuration.
-func (b *Broker) Topic(t testing.TB, name string, partitions int, settings ...string) {
+func (b *Broker) Topic(t T, name string, partitions int, settings ...string) {
 	t.Helper()
 	configs := map[string]*string{}
 	for i := 0; i < len(settings); i += 2 {
@@ -272,7 +281,7 @@ func (b *Broker) settled(ctx context.Context, topic string) (kadm.ListedOffsets,
 }
 
 // Records are what a consumer that reads only what is committed gets of a topic, partition by partition, in order.
-func (b *Broker) Records(t testing.TB, topic string) []*kgo.Record {
+func (b *Broker) Records(t T, topic string) []*kgo.Record {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -319,7 +328,7 @@ func (b *Broker) Records(t testing.TB, topic string) []*kgo.Record {
 }
 
 // jars returns the folder with the broker's classes, which Maven fills once.
-func jars(t testing.TB) string {
+func jars(t T) string {
 	t.Helper()
 	cache, err := os.UserCacheDir()
 	if err != nil {

@@ -11,7 +11,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"testing"
 	"time"
 )
 
@@ -19,7 +18,7 @@ import (
 type Pair struct{ files map[string][]byte }
 
 // NewPair makes them for 127.0.0.1.
-func NewPair(t testing.TB) *Pair {
+func NewPair(t T) *Pair {
 	t.Helper()
 	p := &Pair{files: map[string][]byte{}}
 	authority := &x509.Certificate{
@@ -50,7 +49,7 @@ func NewPair(t testing.TB) *Pair {
 	return p
 }
 
-func newKey(t testing.TB) *ecdsa.PrivateKey {
+func newKey(t T) *ecdsa.PrivateKey {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
@@ -58,7 +57,7 @@ func newKey(t testing.TB) *ecdsa.PrivateKey {
 	return key
 }
 
-func (p *Pair) certificate(t testing.TB, template, parent *x509.Certificate, key, signer *ecdsa.PrivateKey) []byte {
+func (p *Pair) certificate(t T, template, parent *x509.Certificate, key, signer *ecdsa.PrivateKey) []byte {
 	der, err := x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, signer)
 	if err != nil {
 		t.Fatal(err)
@@ -66,7 +65,7 @@ func (p *Pair) certificate(t testing.TB, template, parent *x509.Certificate, key
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 }
 
-func (p *Pair) write(t testing.TB, folder string) {
+func (p *Pair) write(t T, folder string) {
 	t.Helper()
 	for name, text := range p.files {
 		if err := os.WriteFile(filepath.Join(folder, name), text, 0o600); err != nil {
