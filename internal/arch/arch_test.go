@@ -85,9 +85,9 @@ var rooms = []room{
 	// For tests.
 	{"testdb", "pgserver postgres"},
 	{"testprogram", "event testdb"},
-	{"examples", "pgserver sink/kafka/kafkatest"},
 	{"subscriber/subscribertest", "event postgres subscriber testdb"},
 	{"sink/kafka/kafkatest", ""},
+	{"examples", "pgserver sink/kafka/kafkatest"},
 	{"sink/sinktest", "event subscriber"},
 	{"debt/debttest", "debt event lane"},
 }

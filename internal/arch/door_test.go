@@ -26,6 +26,7 @@ var sessions = map[string]string{
 	"internal/pgserver": "asks its private server whether it is ready",
 	"internal/bench":    "measures with sessions like anyone's",
 	"internal/testdb":   "for tests",
+	"internal/examples": "plays the service: its tables and its traffic",
 }
 
 // ways are the names by which a session can be had without the door.

@@ -24,7 +24,7 @@ type walSample struct {
 	end event.LSN
 }
 
-// add notes where the WAL ends. A server that has gone back, such as one that was restored, starts anew.
+// add notes where the WAL ends. A server that has gone back, such as one that was restored, starts again.
 func (r *walRate) add(at time.Time, end event.LSN) {
 	last := len(r.samples) - 1
 	switch {
