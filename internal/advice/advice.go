@@ -29,7 +29,8 @@ func (s *Statement) UnmarshalText(text []byte) error {
 	return nil
 }
 
-func quote(names ...string) string { return pgx.Identifier(names).Sanitize() }
+// Quote writes a name, or a qualified one, as an SQL identifier.
+func Quote(names ...string) string { return pgx.Identifier(names).Sanitize() }
 
 func literal(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }
 

@@ -5,7 +5,7 @@ import "github.com/jackc/pgx/v5"
 // CreatePublication makes a publication of the tables. It is insert-only: an outbox row is an event once, and updates
 // of a table without a replica identity would fail if they were published. The relay runs it, too.
 func CreatePublication(name string, tables []pgx.Identifier) Statement {
-	sql := "CREATE PUBLICATION " + quote(name)
+	sql := "CREATE PUBLICATION " + Quote(name)
 	if len(tables) > 0 {
 		sql += " FOR TABLE " + list(tables)
 	}
@@ -39,5 +39,5 @@ func PublishViaRoot(publication string) Statement {
 }
 
 func alter(publication, what string) Statement {
-	return Statement{"ALTER PUBLICATION " + quote(publication) + " " + what}
+	return Statement{"ALTER PUBLICATION " + Quote(publication) + " " + what}
 }

@@ -11,5 +11,5 @@ func Reload() Statement { return Statement{"SELECT pg_reload_conf()"} }
 // SetForRole changes a setting for the sessions of one role in one database. It wins over the configuration, over the
 // database and over all roles, and changes nothing for anyone else.
 func SetForRole(name, value, role, database string) Statement {
-	return Statement{"ALTER ROLE " + quote(role) + " IN DATABASE " + quote(database) + " SET " + name + " = " + literal(value)}
+	return Statement{"ALTER ROLE " + Quote(role) + " IN DATABASE " + Quote(database) + " SET " + name + " = " + literal(value)}
 }

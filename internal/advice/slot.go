@@ -24,7 +24,7 @@ func CreateSlot(slot string) Statement {
 
 // MarkForFailover lets standbys copy a slot. It is a replication command. (from Postgres 17 on)
 func MarkForFailover(slot string) Statement {
-	return Statement{"ALTER_REPLICATION_SLOT " + quote(slot) + " (FAILOVER true)"}
+	return Statement{"ALTER_REPLICATION_SLOT " + Quote(slot) + " (FAILOVER true)"}
 }
 
 // ForgetSlot drops a slot of this database and deletes what walpost has recorded of it, from the tables that are

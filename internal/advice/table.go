@@ -29,17 +29,17 @@ func CountAsPublished(table pgx.Identifier, set, condition string) Statement {
 func LetRowsWait(table pgx.Identifier, column string, dropDefault, dropNotNull bool) Statement {
 	var actions []string
 	if dropDefault {
-		actions = append(actions, "ALTER COLUMN "+quote(column)+" DROP DEFAULT")
+		actions = append(actions, "ALTER COLUMN "+Quote(column)+" DROP DEFAULT")
 	}
 	if dropNotNull {
-		actions = append(actions, "ALTER COLUMN "+quote(column)+" DROP NOT NULL")
+		actions = append(actions, "ALTER COLUMN "+Quote(column)+" DROP NOT NULL")
 	}
 	return Statement{"ALTER TABLE " + table.Sanitize() + " " + strings.Join(actions, ", ")}
 }
 
 // DefaultFalse lets rows wait whose published column is a boolean.
 func DefaultFalse(table pgx.Identifier, column string) Statement {
-	return Statement{"ALTER TABLE " + table.Sanitize() + " ALTER COLUMN " + quote(column) + " SET DEFAULT false"}
+	return Statement{"ALTER TABLE " + table.Sanitize() + " ALTER COLUMN " + Quote(column) + " SET DEFAULT false"}
 }
 
 // SetReplicaIdentity lets updates of a table without a primary key be published.
@@ -54,5 +54,5 @@ func Vacuum(table pgx.Identifier) Statement {
 
 // AdvanceSequence lets the sequence of a column stand at the highest number of the column. It never goes back.
 func AdvanceSequence(table pgx.Identifier, sequence pgx.Identifier, column string) Statement {
-	return Statement{"SELECT setval(" + literal(sequence.Sanitize()) + ", greatest((SELECT last_value FROM " + sequence.Sanitize() + "), (SELECT max(" + quote(column) + ") FROM " + table.Sanitize() + ")))"}
+	return Statement{"SELECT setval(" + literal(sequence.Sanitize()) + ", greatest((SELECT last_value FROM " + sequence.Sanitize() + "), (SELECT max(" + Quote(column) + ") FROM " + table.Sanitize() + ")))"}
 }

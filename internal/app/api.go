@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/backendstart/walpost/internal/config"
+	"github.com/backendstart/walpost/internal/httpserver"
 	"github.com/backendstart/walpost/internal/lessons"
 	"github.com/backendstart/walpost/internal/lessons/httpapi"
 	"github.com/backendstart/walpost/internal/postgres"
@@ -53,8 +54,11 @@ func collectSeldom() {
 	}
 }
 
+// apiLimits leave a handler its own deadline, which is shorter than that of the answer.
+var apiLimits = httpserver.Limits{Header: 5 * time.Second, Read: 15 * time.Second, Write: 30 * time.Second, Idle: 2 * time.Minute, Bytes: 32 << 10}
+
 // newAPI builds the server. A nil registry keeps its metrics nowhere.
-func newAPI(auth httpapi.Auth, pool *postgres.Pool, registry prometheus.Registerer, log *slog.Logger) *httpapi.Server {
+func newAPI(auth httpapi.Auth, pool *postgres.Pool, registry prometheus.Registerer, log *slog.Logger) *httpserver.Server {
 	handler := httpapi.New(httpapi.Options{
 		Service:  lessons.New(pool),
 		Auth:     auth,
@@ -63,7 +67,7 @@ func newAPI(auth httpapi.Auth, pool *postgres.Pool, registry prometheus.Register
 		Version:  Version(),
 		Registry: registry,
 	})
-	return &httpapi.Server{Handler: handler, Drain: drainAPI, Log: log}
+	return &httpserver.Server{Handler: handler, Limits: apiLimits, Drain: drainAPI, Log: log}
 }
 
 func newAuth(ctx context.Context, options config.API, registry prometheus.Registerer, log *slog.Logger) (auth httpapi.Auth, err error) {

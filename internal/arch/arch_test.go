@@ -43,6 +43,7 @@ var rooms = []room{
 	{"postgres", "safefile"},
 	{"pgserver", ""},
 	{"strictjson", ""},
+	{"httpserver", "printable"},
 
 	// What the relay keeps in Postgres: schema walpost but for owed and replays.
 	{"store", "advice event postgres"},
@@ -71,19 +72,20 @@ var rooms = []room{
 	{"relay", "ack advice debt dispatch event lane lease outbox postgres printable replay slot store subscriber wal"},
 	{"doctor", "advice debt event outbox postgres printable slot store wal"},
 	{"admin", "debt event lane outbox postgres relay replay store wal"},
-	{"ops", "admin debt lane postgres printable relay replay safefile store strictjson"},
+	{"ops", "admin debt httpserver lane postgres printable relay replay safefile store strictjson"},
 
 	// The reference service: it writes events and reacts to them, and nothing of the relay knows it.
 	{"lessons", "event mask outbox postgres subscriber subscriber/inbox"},
-	{"lessons/httpapi", "lessons postgres safefile strictjson"},
+	{"lessons/httpapi", "httpserver lessons postgres safefile strictjson"},
 
 	// app builds the parts of the program, cli calls it; bench measures with processes of the same program.
-	{"app", "ack admin config doctor envelope eventschema lane lease lessons lessons/httpapi logs mask ops outbox pgserver postgres relay sink/file sink/kafka sink/webhook subscriber"},
+	{"app", "ack admin config doctor envelope eventschema httpserver lane lease lessons lessons/httpapi logs mask ops outbox pgserver postgres relay sink/file sink/kafka sink/webhook subscriber"},
 	{"bench", "event lessons pgserver postgres subscriber"},
 	{"cli", "admin app bench config debt doctor lane lessons/httpapi logs mask postgres printable relay replay subscriber wal"},
 
 	// For tests.
 	{"testdb", "pgserver postgres"},
+	{"testwait", ""},
 	{"testprogram", "event testdb"},
 	{"subscriber/subscribertest", "event postgres subscriber testdb"},
 	{"sink/kafka/kafkatest", ""},

@@ -246,8 +246,6 @@ func fromSetup(err error, why string) (Finding, bool) {
 	return problem(setup.Problem, why, &Fix{Do: setup.Fix}), true
 }
 
-func quote(names ...string) string { return pgx.Identifier(names).Sanitize() }
-
 func identifier(table *outbox.Table) pgx.Identifier {
 	return pgx.Identifier{table.Source.Schema, table.Source.Table}
 }

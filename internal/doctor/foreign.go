@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/backendstart/walpost/internal/advice"
 	"github.com/backendstart/walpost/internal/outbox"
 )
 
@@ -134,9 +135,9 @@ func checkForeignCode(ctx context.Context, c *checker) ([]Finding, error) {
 		for _, f := range code {
 			names = append(names, f.String())
 		}
-		report, means := warning, "it can do whatever role "+quote(c.role)+" can, and whatever the role of a command can that reads the table"
+		report, means := warning, "it can do whatever role "+advice.Quote(c.role)+" can, and whatever the role of a command can that reads the table"
 		if super {
-			report, means = problem, "role "+quote(c.role)+" is a superuser, so the owner of the table is one, too"
+			report, means = problem, "role "+advice.Quote(c.role)+" is a superuser, so the owner of the table is one, too"
 		}
 		found = append(found, report(fmt.Sprintf("reading, marking or deleting rows of %s runs code of another role: %s", relation(table), strings.Join(names, ", ")), means,
 			&Fix{Do: "read that code; drop or disable it if it has no business there, or give its function to the role that the relay has " +

@@ -52,7 +52,7 @@ func checkSequences(ctx context.Context, c *checker) ([]Finding, error) {
 	}
 	var found []Finding
 	for _, s := range sequences {
-		table := quote("walpost", s.table)
+		table := advice.Quote("walpost", s.table)
 		if !s.readable {
 			f := unknown("the role may not read the sequence of "+table+"."+s.column,
 				"a sequence that stands behind its table gives numbers that are taken").about("walpost." + s.table)
@@ -61,7 +61,7 @@ func checkSequences(ctx context.Context, c *checker) ([]Finding, error) {
 			continue
 		}
 		var highest int64
-		if err := c.tx.QueryRow(ctx, "SELECT coalesce(pg_catalog.max("+quote(s.column)+"), 0) FROM "+table).Scan(&highest); err != nil {
+		if err := c.tx.QueryRow(ctx, "SELECT coalesce(pg_catalog.max("+advice.Quote(s.column)+"), 0) FROM "+table).Scan(&highest); err != nil {
 			return nil, err
 		}
 		if highest <= s.last {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/backendstart/walpost/internal/admin"
 	"github.com/backendstart/walpost/internal/debt"
+	"github.com/backendstart/walpost/internal/httpserver"
 	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/printable"
 	"github.com/backendstart/walpost/internal/relay"
@@ -94,7 +95,7 @@ func (s *Server) attempts(w http.ResponseWriter, r *http.Request) {
 	case query.follow:
 		s.follow(w, r, query)
 	default:
-		s.answer(w, http.StatusOK, s.remembered(query.filter, query.limit))
+		httpserver.WriteJSON(w, http.StatusOK, s.remembered(query.filter, query.limit))
 	}
 }
 

@@ -4,9 +4,7 @@ package ops
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
@@ -18,7 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/backendstart/walpost/internal/admin"
-	"github.com/backendstart/walpost/internal/printable"
+	"github.com/backendstart/walpost/internal/httpserver"
 	"github.com/backendstart/walpost/internal/relay"
 )
 
@@ -111,39 +109,22 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // Run answers on listener, which it closes, until ctx ends; then it ends streams, gives answers under way a
 // moment and returns nil. Any other end is an error. Run may be called once.
 func (s *Server) Run(ctx context.Context, listener net.Listener) error {
-	server := &http.Server{
-		Handler:        s,
-		ReadTimeout:    s.times.read,
-		WriteTimeout:   s.times.write,
-		IdleTimeout:    s.times.idle,
-		MaxHeaderBytes: maxHeader,
-		ErrorLog:       slog.NewLogLogger(s.options.Log.Handler(), slog.LevelDebug),
+	server := httpserver.Server{
+		Handler: s,
+		Limits:  httpserver.Limits{Read: s.times.read, Write: s.times.write, Idle: s.times.idle, Bytes: maxHeader},
+		Drain:   s.times.drain,
+		OnStop:  func() { close(s.stopping) },
+		Log:     s.options.Log,
 	}
-	served := make(chan error, 1) // Run may have left when it comes
-	go func() { served <- server.Serve(listener) }()
-	select {
-	case err := <-served:
-		return fmt.Errorf("serve metrics and health on %s: %w", listener.Addr(), err)
-	case <-ctx.Done():
+	err := server.Run(ctx, listener)
+	if errors.Is(err, httpserver.ErrCutOff) {
+		return nil // a scrape that takes longer than this is repeated by whoever wants it
 	}
-	close(s.stopping)
-	drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.times.drain)
-	defer cancel()
-	if err := server.Shutdown(drain); err != nil {
-		// A scrape that takes longer than this will be repeated by whoever wants it.
-		err = server.Close()
-		if err != nil && !errors.Is(err, net.ErrClosed) {
-			return fmt.Errorf("stop metrics and health on %s: %w", listener.Addr(), err)
-		}
-	}
-	if err := <-served; !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("serve metrics and health on %s: %w", listener.Addr(), err)
-	}
-	return nil
+	return err
 }
 
 func (s *Server) live(w http.ResponseWriter, _ *http.Request) {
-	s.answer(w, http.StatusOK, map[string]string{"status": "ok"})
+	httpserver.WriteJSON(w, http.StatusOK, map[string]string{"status": "ok"})
 }
 
 func (s *Server) ready(w http.ResponseWriter, r *http.Request) {
@@ -155,7 +136,7 @@ func (s *Server) ready(w http.ResponseWriter, r *http.Request) {
 	if !health.Ready {
 		status = http.StatusServiceUnavailable
 	}
-	s.answer(w, status, health)
+	httpserver.WriteJSON(w, status, health)
 }
 
 func (s *Server) progress(w http.ResponseWriter, r *http.Request) {
@@ -163,18 +144,5 @@ func (s *Server) progress(w http.ResponseWriter, r *http.Request) {
 		s.refuse(w, refused)
 		return
 	}
-	s.answer(w, http.StatusOK, s.options.Relay.Progress())
-}
-
-func (s *Server) answer(w http.ResponseWriter, status int, body any) {
-	if w.Header().Get("Content-Type") == "" {
-		w.Header().Set("Content-Type", "application/json")
-	}
-	w.WriteHeader(status)
-	encoder := json.NewEncoder(&printable.Writer{Out: w})
-	encoder.SetIndent("", "  ")
-	encoder.SetEscapeHTML(false) // a payload stays as it is
-	if err := encoder.Encode(body); err != nil {
-		s.options.Log.Debug("answer not sent", "err", err) // the caller left
-	}
+	httpserver.WriteJSON(w, http.StatusOK, s.options.Relay.Progress())
 }

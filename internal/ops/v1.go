@@ -10,6 +10,7 @@ import (
 
 	"github.com/backendstart/walpost/internal/admin"
 	"github.com/backendstart/walpost/internal/debt"
+	"github.com/backendstart/walpost/internal/httpserver"
 	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/relay"
@@ -150,7 +151,7 @@ func (s *Server) serveV1(w http.ResponseWriter, r *http.Request, answer func(con
 		body, err = answer(ctx, r)
 	}
 	if err == nil {
-		s.answer(w, http.StatusOK, body)
+		httpserver.WriteJSON(w, http.StatusOK, body)
 		return
 	}
 	var refused debt.Refused
@@ -177,6 +178,5 @@ func (s *Server) serveV1(w http.ResponseWriter, r *http.Request, answer func(con
 
 // problem answers with an error in the form of RFC 9457.
 func (s *Server) problem(w http.ResponseWriter, status int, detail string) {
-	w.Header().Set("Content-Type", "application/problem+json")
-	s.answer(w, status, map[string]any{"title": http.StatusText(status), "status": status, "detail": detail})
+	httpserver.WriteProblem(w, status, map[string]any{"title": http.StatusText(status), "status": status, "detail": detail})
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/backendstart/walpost/internal/advice"
 	"github.com/jackc/pgx/v5"
 )
 
@@ -28,9 +29,9 @@ func (t *Table) Clean(ctx context.Context, tx pgx.Tx, slot string, batch int, sp
 	if at == "" {
 		return 0, false, fmt.Errorf("clean %s: no column tells when a row was published: set retention: off", t.Source.relation())
 	}
-	where := "t." + quote(at) + " < now() - $2::interval"
+	where := "t." + advice.Quote(at) + " < now() - $2::interval"
 	if t.boolean {
-		where += " AND t." + quote(t.Published)
+		where += " AND t." + advice.Quote(t.Published)
 	}
 	key := t.eachKey(", ", func(column string, _ int, _ string) string { return "t." + column })
 	with, stays := spared("$1", t.idSQL(), t.occurrenceSQL())

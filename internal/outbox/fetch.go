@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/backendstart/walpost/internal/advice"
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/postgres"
 )
@@ -73,7 +74,7 @@ func (t *Table) pathIDCondition() string {
 	if id.asWritten {
 		return condition
 	}
-	return id.textSQL("t."+quote(t.Columns[id.at])) + " = ANY ($1::text[]) AND " + condition
+	return id.textSQL("t."+advice.Quote(t.Columns[id.at])) + " = ANY ($1::text[]) AND " + condition
 }
 
 // read calls fn with the event of each row, named t, for which the condition holds. A row with a value that the
@@ -115,7 +116,7 @@ func (t *Table) used() []string {
 	for at, name := range t.Columns {
 		columns[at] = "NULL"
 		if t.layout.uses(at) {
-			columns[at] = "t." + quote(name)
+			columns[at] = "t." + advice.Quote(name)
 		}
 	}
 	return columns

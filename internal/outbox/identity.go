@@ -5,6 +5,8 @@ import (
 	"encoding/hex"
 	"slices"
 	"strconv"
+
+	"github.com/backendstart/walpost/internal/advice"
 )
 
 // maxOccurrence is how many bytes of a time's text are kept as an occurrence: any date type has fewer, and a
@@ -48,7 +50,7 @@ func utf8SQL(text string) string {
 
 // part is the value of a field of a row, named t.
 func (t *Table) part(f field) string {
-	column := "t." + quote(t.Columns[f.at])
+	column := "t." + advice.Quote(t.Columns[f.at])
 	if f.steps == nil {
 		return column
 	}
@@ -91,7 +93,7 @@ func (t *Table) usableIDSQL() string {
 func (t *Table) idSQL() string {
 	made := "NULL"
 	if len(t.Key) == 1 {
-		made = "'" + madePrefix + "' OPERATOR(pg_catalog.||) " + outputSQL("t."+quote(t.Key[0]))
+		made = "'" + madePrefix + "' OPERATOR(pg_catalog.||) " + outputSQL("t."+advice.Quote(t.Key[0]))
 	}
 	return "CASE WHEN " + t.usableIDSQL() + " THEN " + outputSQL(t.part(t.layout.id)) + " ELSE " + made + " END"
 }

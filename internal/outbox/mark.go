@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/backendstart/walpost/internal/advice"
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/printable"
@@ -182,11 +183,11 @@ func (t *Table) markBatch(ctx context.Context, tx pgx.Tx, slot string, rows []Ma
 // no row was, and an index of those looks like the shortest way, where now it has a million rows, each to be compared
 // with all that are asked for.
 func (t *Table) markSQL(owedSQL Owed) string {
-	set := quote(t.Published) + " = now()"
+	set := advice.Quote(t.Published) + " = now()"
 	if t.boolean {
-		set = quote(t.Published) + " = true"
+		set = advice.Quote(t.Published) + " = true"
 		if t.at != "" {
-			set += ", " + quote(t.at) + " = now()"
+			set += ", " + advice.Quote(t.at) + " = now()"
 		}
 	}
 	if t.attempts {
@@ -214,7 +215,7 @@ func (t *Table) markSQL(owedSQL Owed) string {
 			WHERE ` + same + ` AND ` + waits + `
 			RETURNING a.n, ` + waits + ` AS waits
 		)
-		SELECT a.n, t.` + quote(t.Key[0]) + ` IS NOT NULL, t.` + quote(t.Key[0]) + ` IS NOT NULL AND ` + event + `, NOT ` + waits + `,
+		SELECT a.n, t.` + advice.Quote(t.Key[0]) + ` IS NOT NULL, t.` + advice.Quote(t.Key[0]) + ` IS NOT NULL AND ` + event + `, NOT ` + waits + `,
 			` + owed + `, EXISTS (SELECT FROM ours h WHERE h.n = a.n)
 		FROM asked a LEFT JOIN ` + t.sql() + ` t ON ` + same + `
 		WHERE NOT EXISTS (SELECT FROM hit h WHERE h.n = a.n AND NOT h.waits)
@@ -301,7 +302,7 @@ func (t *Table) MarkColumns() []string {
 func (t *Table) updated() string {
 	var quoted []string
 	for _, column := range t.MarkColumns() {
-		quoted = append(quoted, quote(column))
+		quoted = append(quoted, advice.Quote(column))
 	}
 	return strings.Join(quoted, ", ")
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/backendstart/walpost/internal/advice"
 )
 
 // OldestUnpublished is when the oldest row that waits was written, by the table's own time column. It is
@@ -31,11 +33,11 @@ func (t *Table) CountAsPublishedSQL(before string) (set, condition, id string) {
 	if !t.timed || t.layout.time.steps != nil {
 		return "", "", ""
 	}
-	set = quote(t.Published) + " = now()"
+	set = advice.Quote(t.Published) + " = now()"
 	if t.boolean {
-		set = quote(t.Published) + " = true"
+		set = advice.Quote(t.Published) + " = true"
 		if t.at != "" {
-			set += ", " + quote(t.at) + " = now()"
+			set += ", " + advice.Quote(t.at) + " = now()"
 		}
 	}
 	return set, t.unpublished() + " AND " + t.momentSQL(t.part(t.layout.time)) + " < " + before, outputSQL(t.part(t.layout.id))

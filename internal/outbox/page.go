@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/backendstart/walpost/internal/advice"
 	"github.com/backendstart/walpost/internal/event"
 )
 
@@ -267,7 +268,7 @@ type placeColumn struct {
 	notNull   bool
 }
 
-func (c placeColumn) sql() string { return "t." + quote(c.name) }
+func (c placeColumn) sql() string { return "t." + advice.Quote(c.name) }
 
 // findPlace makes the order total: rows that are equal in the order columns are told apart by the key.
 func (t *Table) findPlace(columns []column) {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/backendstart/walpost/internal/advice"
 	"github.com/backendstart/walpost/internal/event"
 )
 
@@ -36,12 +37,12 @@ func (t *Table) FindByID(ctx context.Context, tx pgx.Tx, eventID string) ([]Stor
 	}
 	published, publishedAt, attempts, committed := "NULL", "NULL", "NULL", "NULL"
 	if t.Published != "" {
-		published, publishedAt = "NOT ("+t.unpublished()+")", "t."+quote(t.Published)+"::text"
+		published, publishedAt = "NOT ("+t.unpublished()+")", "t."+advice.Quote(t.Published)+"::text"
 		if t.boolean {
 			publishedAt = "NULL"
 		}
 		if t.at != "" {
-			publishedAt = "t." + quote(t.at) + "::text"
+			publishedAt = "t." + advice.Quote(t.at) + "::text"
 		}
 	}
 	if t.attempts {

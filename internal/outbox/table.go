@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/backendstart/walpost/internal/advice"
 	"github.com/backendstart/walpost/internal/event"
 )
 
@@ -403,7 +404,7 @@ func (t *Table) identifier() pgx.Identifier { return pgx.Identifier{t.Source.Sch
 // unpublished is the condition for a row, named t, that waits. A bool that cannot be NULL is written so
 // that a partial index WHERE NOT delivered is used.
 func (t *Table) unpublished() string {
-	published := "t." + quote(t.Published)
+	published := "t." + advice.Quote(t.Published)
 	switch {
 	case t.boolean && t.notNull:
 		return "NOT " + published
@@ -421,13 +422,11 @@ func namesOf(columns []column) []string {
 	return names
 }
 
-func quote(name string) string { return pgx.Identifier{name}.Sanitize() }
-
 // eachKey writes a part of SQL for each key column, from its quoted name, its number from 1 and its type.
 func (t *Table) eachKey(separator string, part func(column string, n int, typ string) string) string {
 	var parts []string
 	for i, name := range t.Key {
-		parts = append(parts, part(quote(name), i+1, t.keyTypes[i]))
+		parts = append(parts, part(advice.Quote(name), i+1, t.keyTypes[i]))
 	}
 	return strings.Join(parts, separator)
 }

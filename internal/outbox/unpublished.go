@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/backendstart/walpost/internal/advice"
 	"github.com/backendstart/walpost/internal/event"
 )
 
@@ -107,14 +108,14 @@ func (t *Table) orderSQL(tracked bool) string {
 	switch {
 	case t.ordered:
 		for _, name := range t.order {
-			order = append(order, "t."+quote(name))
+			order = append(order, "t."+advice.Quote(name))
 		}
 	case t.written == "":
 		order = append(order, "pg_catalog.age(t.xmin) DESC")
 	case tracked:
-		order = append(order, "CASE WHEN "+commitTime+" IS NULL THEN t."+quote(t.written)+" END")
+		order = append(order, "CASE WHEN "+commitTime+" IS NULL THEN t."+advice.Quote(t.written)+" END")
 	default:
-		order = append(order, "t."+quote(t.written))
+		order = append(order, "t."+advice.Quote(t.written))
 	}
 	return strings.Join(append(order, withinTransaction), ", ")
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/backendstart/walpost/internal/advice"
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/postgres"
 )
@@ -136,7 +137,7 @@ func (t *Table) readParts(ctx context.Context, tx pgx.Tx, p place) (*event.Event
 		if !t.layout.uses(at) {
 			continue
 		}
-		err := t.readSome(ctx, tx, "t."+quote(name), []place{p}, func(_ place, value [][]byte) {
+		err := t.readSome(ctx, tx, "t."+advice.Quote(name), []place{p}, func(_ place, value [][]byte) {
 			there = true
 			if value[0] != nil {
 				values[at] = append([]byte{}, value[0]...)

@@ -12,7 +12,10 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
 	"time"
+
+	"github.com/backendstart/walpost/internal/testwait"
 
 	"github.com/jackc/pgx/v5/pgconn"
 )
@@ -383,20 +386,8 @@ func exec1(t *testing.T, server *Server, sql string) string {
 	return string(results[0].Rows[0][0])
 }
 
-// eventually polls for what other processes do and no event tells.
-func eventually(t *testing.T, what string, done func() bool) {
-	t.Helper()
-	deadline := time.After(20 * time.Second)
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for !done() {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			t.Fatalf("waited in vain: %s", what)
-		}
-	}
-}
+// eventually waits for what no channel tells.
+var eventually = testwait.Eventually
 
 func exists(path string) bool {
 	_, err := os.Stat(path)

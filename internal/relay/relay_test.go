@@ -17,6 +17,7 @@ import (
 	"github.com/backendstart/walpost/internal/subscriber"
 	"github.com/backendstart/walpost/internal/subscriber/subscribertest"
 	"github.com/backendstart/walpost/internal/testdb"
+	"github.com/backendstart/walpost/internal/testwait"
 )
 
 // running is a relay under test.
@@ -84,18 +85,8 @@ func (r *running) wait() error {
 	return err
 }
 
-// eventually waits until cond holds. Who has waited for long asks less often: asking must not slow down what is waited for.
-func eventually(t *testing.T, what string, cond func() bool) {
-	t.Helper()
-	begin := time.Now()
-	for !cond() {
-		waited := time.Since(begin)
-		if waited > time.Minute {
-			t.Fatalf("did not happen in time: %s", what)
-		}
-		time.Sleep(min(5*time.Millisecond+waited/20, 100*time.Millisecond))
-	}
-}
+// eventually waits for what no channel tells.
+var eventually = testwait.Eventually
 
 // insert writes one event in a transaction of its own.
 func insert(db *testdb.DB, id, key string) {

@@ -186,7 +186,7 @@ func (c *Conn) CreateSlot(ctx context.Context, name string) (CreatedSlot, error)
 		options = "(SNAPSHOT 'export')"
 	}
 	c.noticeOurEnd(ctx)
-	sql := "CREATE_REPLICATION_SLOT " + quote(name) + " LOGICAL pgoutput " + options
+	sql := "CREATE_REPLICATION_SLOT " + advice.Quote(name) + " LOGICAL pgoutput " + options
 	created, err := pglogrepl.ParseCreateReplicationSlot(c.pg.Exec(ctx, sql))
 	if err != nil {
 		return CreatedSlot{}, explainSlotError(name, fmt.Errorf("create replication slot %q: %w", name, err))
@@ -202,10 +202,10 @@ func (c *Conn) CreateSlot(ctx context.Context, name string) (CreatedSlot, error)
 // does. The position is always 0/0, "where the slot stands": a higher one of our own
 // would make the server skip what lies between without a word.
 func (c *Conn) Start(ctx context.Context, slot, publication string) error {
-	err := pglogrepl.StartReplication(ctx, c.pg, quote(slot), 0, pglogrepl.StartReplicationOptions{
+	err := pglogrepl.StartReplication(ctx, c.pg, advice.Quote(slot), 0, pglogrepl.StartReplicationOptions{
 		PluginArgs: []string{
 			"proto_version '1'",
-			"publication_names " + literal(quote(publication)),
+			"publication_names " + literal(advice.Quote(publication)),
 			"messages 'true'",
 		},
 	})
@@ -269,8 +269,5 @@ var ErrMissing = errors.New("the slot or the publication does not exist at this 
 
 // ErrUnreadable means that the slot is there and cannot be read any more. Slot.Lost says so if it is lost.
 var ErrUnreadable = errors.New("the slot cannot be read any more")
-
-// quote writes an identifier for a replication command, which knows no parameters.
-func quote(name string) string { return `"` + strings.ReplaceAll(name, `"`, `""`) + `"` }
 
 func literal(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/backendstart/walpost/internal/advice"
 	"github.com/backendstart/walpost/internal/postgres"
 )
 
@@ -22,7 +23,7 @@ func (c *Conn) ShowLife(ctx context.Context, key int64) error {
 
 // Drop drops the slot, which no one reads.
 func (c *Conn) Drop(ctx context.Context, slot string) error {
-	if _, err := c.pg.Exec(ctx, "DROP_REPLICATION_SLOT "+quote(slot)).ReadAll(); err != nil {
+	if _, err := c.pg.Exec(ctx, "DROP_REPLICATION_SLOT "+advice.Quote(slot)).ReadAll(); err != nil {
 		return explainSlotError(slot, fmt.Errorf("drop slot %q: %w", slot, postgres.Mask(err, c.dsn)))
 	}
 	return nil

@@ -12,20 +12,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/backendstart/walpost/internal/testdb"
+	"github.com/backendstart/walpost/internal/testwait"
 	"github.com/backendstart/walpost/internal/wal"
 )
 
-// eventually waits until cond holds.
-func eventually(t *testing.T, what string, cond func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(30 * time.Second)
-	for !cond() {
-		if time.Now().After(deadline) {
-			t.Fatalf("did not happen in time: %s", what)
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
-}
+// eventually waits for what no channel tells.
+var eventually = testwait.Eventually
 
 func find(t *testing.T, db *testdb.DB, name string) *wal.Slot {
 	t.Helper()

@@ -2,13 +2,13 @@ package httpapi
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"net/http"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/backendstart/walpost/internal/httpserver"
 	"github.com/backendstart/walpost/internal/lessons"
 	"github.com/backendstart/walpost/internal/postgres"
 )
@@ -75,10 +75,7 @@ func unavailable(detail string) error {
 
 // writeProblem answers where huma is not in charge, or not yet.
 func writeProblem(w http.ResponseWriter, status int, detail string, wrong ...error) {
-	w.Header().Set("Content-Type", "application/problem+json")
-	w.WriteHeader(status)
-	// An error here means that the client has gone.
-	_ = json.NewEncoder(w).Encode(huma.NewError(status, detail, wrong...))
+	httpserver.WriteProblem(w, status, huma.NewError(status, detail, wrong...))
 }
 
 // withoutValues keeps huma from sending back what was sent to us: it may be large, or secret.
