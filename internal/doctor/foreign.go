@@ -40,30 +40,33 @@ const foreignSQL = `
 		    t.tgattr::text = '' OR EXISTS (SELECT FROM pg_catalog.pg_attribute a
 		        WHERE a.attrelid = t.tgrelid AND a.attnum = ANY (t.tgattr) AND a.attname::text = ANY ($2))))
 	), expressions AS (
-		SELECT 'pg_catalog.pg_class'::pg_catalog.regclass AS class, i.indexrelid AS oid, 0::oid AS domain, i.indrelid AS of,
+		SELECT 'pg_catalog.pg_class'::pg_catalog.regclass AS class, i.indexrelid AS oid, NULL::int AS sub, 0::oid AS domain, i.indrelid AS of,
 		       'index ' || i.indexrelid::pg_catalog.regclass AS what, NULL AS tree
 		FROM pg_catalog.pg_index i JOIN tables ON i.indrelid = tables.oid
 		UNION ALL
-		SELECT 'pg_catalog.pg_class'::pg_catalog.regclass, tables.oid, 0, tables.oid, 'partition key of ' || tables.oid::pg_catalog.regclass, NULL FROM tables
+		SELECT 'pg_catalog.pg_class'::pg_catalog.regclass, tables.oid, 0, 0, tables.oid, 'partition key of ' || tables.oid::pg_catalog.regclass, NULL FROM tables
 		UNION ALL
-		SELECT 'pg_catalog.pg_statistic_ext'::pg_catalog.regclass, s.oid, 0, s.stxrelid, 'statistics ' || s.stxname || ' of ' || s.stxrelid::pg_catalog.regclass, NULL
+		SELECT 'pg_catalog.pg_statistic_ext'::pg_catalog.regclass, s.oid, NULL, 0, s.stxrelid, 'statistics ' || s.stxname || ' of ' || s.stxrelid::pg_catalog.regclass, NULL
 		FROM pg_catalog.pg_statistic_ext s JOIN tables ON s.stxrelid = tables.oid
 		UNION ALL
-		SELECT 'pg_catalog.pg_attrdef'::pg_catalog.regclass, g.oid, 0, g.adrelid, 'generated column ' || a.attname || ' of ' || g.adrelid::pg_catalog.regclass, NULL
-		FROM pg_catalog.pg_attrdef g JOIN tables ON g.adrelid = tables.oid
-		JOIN pg_catalog.pg_attribute a ON a.attrelid = g.adrelid AND a.attnum = g.adnum AND a.attgenerated <> ''
+		SELECT g.class, g.oid, g.sub, 0, a.attrelid, 'generated column ' || a.attname || ' of ' || a.attrelid::pg_catalog.regclass, NULL
+		FROM pg_catalog.pg_attribute a JOIN tables ON a.attrelid = tables.oid
+		JOIN pg_catalog.pg_attrdef d ON a.attrelid = d.adrelid AND a.attnum = d.adnum AND a.attgenerated <> '',
+		LATERAL (VALUES ('pg_catalog.pg_attrdef'::pg_catalog.regclass, d.oid, NULL::int),
+		                ('pg_catalog.pg_class'::pg_catalog.regclass, a.attrelid, a.attnum::int)) AS g(class, oid, sub) -- the latter on 14
 		UNION ALL
-		SELECT 'pg_catalog.pg_trigger'::pg_catalog.regclass, t.oid, 0, t.tgrelid, 'trigger ' || t.tgname || ' on ' || t.tgrelid::pg_catalog.regclass, t.tgqual::text
+		SELECT 'pg_catalog.pg_trigger'::pg_catalog.regclass, t.oid, NULL, 0, t.tgrelid, 'trigger ' || t.tgname || ' on ' || t.tgrelid::pg_catalog.regclass, t.tgqual::text
 		FROM triggers t
 		UNION ALL
-		SELECT 'pg_catalog.pg_constraint'::pg_catalog.regclass, c.oid, 0, c.conrelid, 'check ' || c.conname || ' of ' || c.conrelid::pg_catalog.regclass, c.conbin::text
+		SELECT 'pg_catalog.pg_constraint'::pg_catalog.regclass, c.oid, NULL, 0, c.conrelid, 'check ' || c.conname || ' of ' || c.conrelid::pg_catalog.regclass, c.conbin::text
 		FROM pg_catalog.pg_constraint c JOIN tables ON c.conrelid = tables.oid WHERE c.contype = 'c'
 		UNION ALL
-		SELECT 'pg_catalog.pg_constraint'::pg_catalog.regclass, c.oid, c.contypid, 0, 'check ' || c.conname || ' of domain ' || c.contypid::pg_catalog.regtype, c.conbin::text
+		SELECT 'pg_catalog.pg_constraint'::pg_catalog.regclass, c.oid, NULL, c.contypid, 0, 'check ' || c.conname || ' of domain ' || c.contypid::pg_catalog.regtype, c.conbin::text
 		FROM pg_catalog.pg_constraint c WHERE c.contype = 'c' AND c.contypid <> 0
 	), mentions AS (
 		SELECT e.domain, d.refobjid AS oid FROM expressions e
-		JOIN pg_catalog.pg_depend d ON d.classid = e.class AND d.objid = e.oid AND d.refclassid = 'pg_catalog.pg_type'::pg_catalog.regclass
+		JOIN pg_catalog.pg_depend d ON d.classid = e.class AND d.objid = e.oid AND (e.sub IS NULL OR d.objsubid = e.sub)
+		    AND d.refclassid = 'pg_catalog.pg_type'::pg_catalog.regclass
 	), types AS (
 		SELECT a.atttypid AS oid FROM pg_catalog.pg_attribute a JOIN tables ON attrelid = tables.oid WHERE a.attnum > 0 AND NOT a.attisdropped
 		UNION SELECT m.oid FROM mentions m WHERE m.domain = 0
@@ -80,7 +83,7 @@ const foreignSQL = `
 		FROM triggers t JOIN pg_catalog.pg_proc p ON p.oid = t.tgfoid
 		UNION ALL
 		SELECT e.what, p.proowner, p.pronamespace
-		FROM expressions e JOIN pg_catalog.pg_depend d ON d.classid = e.class AND d.objid = e.oid
+		FROM expressions e JOIN pg_catalog.pg_depend d ON d.classid = e.class AND d.objid = e.oid AND (e.sub IS NULL OR d.objsubid = e.sub)
 		    AND d.refclassid IN ('pg_catalog.pg_proc'::pg_catalog.regclass, 'pg_catalog.pg_operator'::pg_catalog.regclass)
 		LEFT JOIN pg_catalog.pg_operator o ON d.refclassid = 'pg_catalog.pg_operator'::pg_catalog.regclass AND o.oid = d.refobjid
 		JOIN pg_catalog.pg_proc p ON p.oid = coalesce(o.oprcode::oid, d.refobjid)
