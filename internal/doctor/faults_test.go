@@ -532,7 +532,7 @@ var sourceFaults = []fault{
 	{name: "is full of dead rows", check: "table-bloat", level: doctor.Warning, says: "dead rows",
 		seed: func(h *harness) {
 			// In one session: on 14 each tells at its end what it did, in no certain order.
-			run("ALTER TABLE outbox SET (autovacuum_enabled = off); "+
+			run("ALTER TABLE outbox SET (autovacuum_enabled = off); " +
 				"INSERT INTO outbox (event_id, event_type, payload) SELECT n, 'x', '{}' FROM generate_series(1, 12000) n; DELETE FROM outbox")(h)
 			h.await("the statistics are in", func() bool {
 				return h.db.Int("SELECT n_dead_tup FROM pg_stat_all_tables WHERE relid = 'outbox'::regclass") > 10_000
