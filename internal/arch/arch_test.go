@@ -70,7 +70,7 @@ var rooms = []room{
 	{"dispatch", "ack event outbox pgoutput"},
 	{"slot", "advice event outbox postgres store wal"},
 	{"relay", "ack advice debt dispatch event lane lease outbox postgres printable replay slot store subscriber wal"},
-	{"doctor", "advice debt event outbox postgres printable slot store wal"},
+	{"doctor", "advice debt event outbox postgres printable slot store subscriber wal"},
 	{"admin", "debt event lane outbox postgres relay replay store wal"},
 	{"ops", "admin debt httpserver lane postgres printable relay replay safefile store strictjson"},
 

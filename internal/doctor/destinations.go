@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/backendstart/walpost/internal/subscriber"
 )
 
 // aProbe is there when a subscriber has a destination that can be asked.
@@ -30,7 +32,12 @@ func checkDestinations(ctx context.Context, c *checker) ([]Finding, error) {
 		asked, cancel := context.WithTimeout(ctx, askFor)
 		err := s.Probe(asked)
 		cancel()
-		if err != nil {
+		switch {
+		case err == nil:
+		case subscriber.IsRisk(err):
+			found = append(found, warning(err.Error(), "an event that counts as delivered can be lost there",
+				&Fix{Do: "change the setting of the destination"}).about(s.Name))
+		default:
 			found = append(found, warning(fmt.Sprintf("its destination takes nothing now: %v", err),
 				"its events wait, and hold WAL up to wal_budget",
 				&Fix{Do: "start the destination, or correct what walpost.yaml says of it"}).about(s.Name))

@@ -2,6 +2,7 @@ package doctor_test
 
 import (
 	"context"
+	"errors"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -21,6 +22,7 @@ import (
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/sink/file"
+	"github.com/backendstart/walpost/internal/subscriber"
 	"github.com/backendstart/walpost/internal/testdb"
 	"github.com/backendstart/walpost/migrations"
 )
@@ -515,6 +517,16 @@ var sourceFaults = []fault{
 			if err := os.Mkdir(h.folder, 0o755); err != nil {
 				h.t.Fatal(err)
 			}
+		}},
+	{name: "writes where one broker can lose it", check: "destinations", level: doctor.Warning, says: "one broker can lose it",
+		seed: func(h *harness) {
+			h.options.Subscribers = append(h.options.Subscribers, doctor.Subscriber{Name: "copies", Probe: func(context.Context) error {
+				return subscriber.Risk(errors.New("one broker can lose it"))
+			}})
+		},
+		do: func(h *harness) {
+			last := len(h.options.Subscribers) - 1
+			h.options.Subscribers[last].Probe = func(context.Context) error { return nil }
 		}},
 	{name: "gives numbers to a receiver", check: "event-ids", level: doctor.Warning, says: "are numbers, and go to billing",
 		seed: func(h *harness) {

@@ -163,6 +163,24 @@ func IsAway(err error) bool {
 	return errors.As(err, &a)
 }
 
+type risk struct{ error }
+
+func (r risk) Unwrap() error { return r.error }
+
+// Risk marks an error of a Probe that says that the destination takes events, and may lose one that it has taken.
+func Risk(err error) error {
+	if err == nil {
+		return nil
+	}
+	return risk{err}
+}
+
+// IsRisk reports whether err, or one that it wraps, was marked with Risk.
+func IsRisk(err error) bool {
+	var r risk
+	return errors.As(err, &r)
+}
+
 type unwanted struct{ error }
 
 func (u unwanted) Unwrap() error { return u.error }

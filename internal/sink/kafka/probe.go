@@ -11,6 +11,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/backendstart/walpost/internal/subscriber"
 )
 
 // Probe asks the brokers whether they would take records: reachable, the login, and of a topic that the configuration names
@@ -77,7 +79,7 @@ func durable(ctx context.Context, admin *kadm.Client, topic string, partitions [
 			if len(partitions) > 0 {
 				replicas = len(partitions[0].Replicas)
 			}
-			return fmt.Errorf("topic %s: min.insync.replicas is %d with %d replicas: a record that was acknowledged can be lost with one broker", topic, n, replicas)
+			return subscriber.Risk(fmt.Errorf("topic %s: min.insync.replicas is %d with %d replicas: a record that was acknowledged can be lost with one broker", topic, n, replicas))
 		}
 	}
 	return nil
