@@ -34,7 +34,9 @@ type messageReader struct {
 
 // next takes the next message out of what was read. It is false if there is none, or only a part of one.
 func (m *messageReader) next() (message, bool, error) {
-	m.pass()
+	if m.passing > 0 {
+		m.pass()
+	}
 	unread := m.buffer.unread()
 	size, err := messageSize(unread)
 	if size > maxBuffer && m.judgeContent(unread) == passed {
@@ -64,7 +66,9 @@ func messageSize(text []byte) (int, error) {
 
 // fill reads once from the source, and waits for it. It returns how much came, and whether the source may have more.
 func (m *messageReader) fill() (n int, full bool, err error) {
-	m.pass()
+	if m.passing > 0 {
+		m.pass()
+	}
 	size, err := messageSize(m.buffer.unread())
 	if err != nil {
 		return 0, false, err
