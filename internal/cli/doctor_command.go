@@ -117,8 +117,8 @@ func printFix(w io.Writer, indent string, fix *doctor.Fix) {
 	}
 	switch {
 	case fix.Do != "" && len(fix.SQL) > 0:
-		fmt.Fprintf(w, "%sthen: %s\n", indent, plain(fix.Do, 1000))
+		fmt.Fprintf(w, "%sthen: %s\n", indent, plain(fix.Do, 10_000))
 	case fix.Do != "":
-		fmt.Fprintf(w, "%sfix:  %s\n", indent, plain(fix.Do, 1000))
+		fmt.Fprintf(w, "%sfix:  %s\n", indent, plain(fix.Do, 10_000))
 	}
 }
