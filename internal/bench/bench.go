@@ -40,6 +40,8 @@ type Options struct {
 	// subscribers that it has.
 	Program string
 	Kinds   []string
+	// Brokers are those of a Kafka, for the case kafka.
+	Brokers []string
 	// Profiles is a folder for profiles of each process that drains, and of the API; "" for none.
 	Profiles string
 	// Progress is told of each step before it begins; nil is silence. It is called by one goroutine.
@@ -66,6 +68,7 @@ func measures() []measure {
 		{"debt", turns(2), intoDebt},
 		{"builtin", turns(3), builtin},
 		{"webhook", turns(2), webhook},
+		{"kafka", turns(2), kafka},
 		{"memory", func(Options) int { return 1 }, memory},
 		{"latency", turns(3), latency},
 		{"producer", turns(2), producer},

@@ -32,6 +32,7 @@ type benchCommand struct {
 	Subscribers []int           `placeholder:"N" help:"No-op subscribers that drain a backlog, one or several. Default 3, and one stream for 30."`
 	Full        bool            `help:"The case noop over every connection, in every shape, with every size and number of subscribers. Takes three quarters of an hour."`
 	Rate        int             `default:"1000" placeholder:"N" help:"Events a second where latency is measured."`
+	Brokers     []string        `placeholder:"HOST:PORT" help:"Brokers of a Kafka in which the case kafka may make topics, one or several; it is not run without them."`
 	Turns       int             `default:"3" placeholder:"N" help:"How often each contestant runs."`
 	Timed       config.Duration `type:"duration" default:"5s" placeholder:"DURATION" help:"How long each measurement by the clock goes on."`
 	Idle        config.Duration `type:"duration" default:"60s" placeholder:"DURATION" help:"How long the idle relay is watched."`
@@ -151,7 +152,7 @@ func (c benchCommand) Run(r *run) error {
 		DatabaseURL: c.DatabaseURL.Reveal(), Cases: c.Case, Streams: c.streams(payloads),
 		Events: c.Events, Payload: append(payloads, 250)[0], Subscribers: append(c.Subscribers, 3)[0], Rate: c.Rate, Turns: c.Turns,
 		Timed: c.Timed.Std(), Idle: c.Idle.Std(),
-		Program: program, Kinds: r.Subscribers.Names(), Profiles: c.CPUProfile,
+		Program: program, Brokers: c.Brokers, Kinds: r.Subscribers.Names(), Profiles: c.CPUProfile,
 		Progress: func(done, total int, what string) {
 			if live {
 				drawBar(r.Stderr, done, total, what)
@@ -185,6 +186,7 @@ type benchPart struct {
 	Run     benchRun     `cmd:"" help:"Run another command of walpost, with the subscribers of the bench."`
 	Receive benchReceive `cmd:"" help:"Take what is posted, and say on standard error where."`
 	Post    benchPost    `cmd:"" help:"Post to a receiver as fast as Go's HTTP client can."`
+	Produce benchProduce `cmd:"" help:"Send records to Kafka as fast as its client can."`
 	Clean   benchClean   `cmd:"" help:"Remove a database and its slots when standard input ends."`
 }
 
@@ -280,6 +282,18 @@ type benchPost struct {
 func (c benchPost) Run(r *run) error {
 	go bench.EndWithStdin(r.Stdin)
 	return bench.Post(r.ctx, c.URL, c.Events, c.Payload, r.Stdout)
+}
+
+type benchProduce struct {
+	Brokers []string `required:""`
+	Topic   string   `required:""`
+	Events  int      `required:""`
+	Payload int      `required:""`
+}
+
+func (c benchProduce) Run(r *run) error {
+	go bench.EndWithStdin(r.Stdin)
+	return bench.Produce(r.ctx, c.Brokers, c.Topic, c.Events, c.Payload, r.Stdout)
 }
 
 type benchClean struct {

@@ -37,6 +37,8 @@ func (k *Kafka) judge(ctx context.Context, r *kgo.Record, err error) error {
 		return k.masked(fmt.Errorf("%w: %w", subscriber.ErrOldTerm, err))
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, errNotTaken):
+		return subscriber.Away(fmt.Errorf("topic %s: %w", r.Topic, errNotTaken))
 	case errors.Is(err, kgo.ErrAborting), errors.Is(err, kgo.ErrClientClosed), errors.Is(err, context.Canceled):
 		return subscriber.Away(fmt.Errorf("given up: %w", err))
 	case errors.Is(err, kerr.UnknownTopicOrPartition):

@@ -27,7 +27,9 @@ const (
 //
 // RecordRetries and RecordDeliveryTimeout are left unset, and AllowIdempotentProduceCancellation and
 // MaxProduceRequestsInflightPerBroker too: a record that is on its way has to end with the brokers' answer, or it would come
-// twice and out of order. AllowAutoTopicCreation is left unset: a misspelt topic is made by no one.
+// twice and out of order. The end of a record's context gives it up only if it is not on its way (franz-go 1.20.7 and later,
+// twmb/franz-go#1217), with all that wait for the same partition. AllowAutoTopicCreation is left unset: a misspelt topic is
+// made by no one.
 func (o Options) newClient(more ...kgo.Opt) (*kgo.Client, error) {
 	opts := []kgo.Opt{
 		kgo.SeedBrokers(o.Brokers...),

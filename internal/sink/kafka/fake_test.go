@@ -153,6 +153,39 @@ func TestKafka_keepsTheOrderThroughRetriesOfTheClient(t *testing.T) {
 	}
 }
 
+// F-51. A partition has no leader: its events come back as Away and wait, in no room that others need, and in their order.
+func TestKafka_givesBackTheEventsOfAPartitionWithoutALeader(t *testing.T) {
+	for name, fault := range map[string]kfake.Fault{
+		"by the answer":   {Keys: []kmsg.Key{kmsg.Produce}, Err: kerr.NotLeaderForPartition},
+		"by the metadata": {Keys: []kmsg.Key{kmsg.Metadata}, Topic: "t", Err: kerr.LeaderNotAvailable},
+		"too few in sync": {Keys: []kmsg.Key{kmsg.Produce}, Err: kerr.NotEnoughReplicas},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cluster, k := fake(t, nil)
+			k.Timeout = 300 * time.Millisecond
+			fault.Count = -1
+			sick := cluster.Fault(fault)
+			for range 2 {
+				for i, err := range outcome(t, t.Context(), k, delivery(1, "a", "1"), delivery(2, "a", "2"), delivery(3, "b", "3")) {
+					if !subscriber.IsAway(err) {
+						t.Errorf("event %d: got %v, want Away", i, err)
+					}
+				}
+			}
+			sick.Remove()
+			k.Timeout = 10 * time.Second
+			for i, err := range outcome(t, t.Context(), k, delivery(1, "a", "1"), delivery(2, "a", "2"), delivery(3, "b", "3")) {
+				if err != nil {
+					t.Errorf("event %d, when there is a leader: %v", i, err)
+				}
+			}
+			if got := stored(t, cluster); !slices.Equal(got, []string{"1", "2", "3"}) {
+				t.Errorf("stored %q", got)
+			}
+		})
+	}
+}
+
 // F-33. The brokers refuse a batch whole, for one of its records.
 func TestKafka_findsTheOneRecordForWhichABatchIsRefused(t *testing.T) {
 	for _, fault := range []*kerr.Error{kerr.InvalidRecord, kerr.InvalidTimestamp, kerr.MessageTooLarge} {

@@ -12,11 +12,13 @@ package kafka
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/backendstart/walpost/internal/config"
@@ -30,7 +32,7 @@ type Options struct {
 	*Config
 	// Name is the subscriber's identity, Slot that of the relay: both are in the transactional id.
 	Name, Slot string
-	// Timeout is how long a transaction may wait for the brokers before it is given up.
+	// Timeout is how long a record, or a transaction, may wait for the brokers before it is given up.
 	Timeout  time.Duration
 	Envelope envelope.Writer
 	Log      *slog.Logger
@@ -103,8 +105,9 @@ func (k *Kafka) Handle(ctx context.Context, d subscriber.Delivery) error {
 	}
 }
 
-// Send implements subscriber.Pipeline. ctx is the context of the records: the client gives up those that are not on their
-// way when it ends.
+// Send implements subscriber.Pipeline. The client gives up records that are not on their way when ctx ends, or after the
+// timeout: those of a partition without a leader must not take all the room that is for unreported ones. One that is on its way
+// ends with the brokers' answer alone.
 func (k *Kafka) Send(ctx context.Context, deliveries []subscriber.Delivery, done func(int, error)) {
 	k.use.RLock()
 	defer k.use.RUnlock()
@@ -122,10 +125,18 @@ func (k *Kafka) Send(ctx context.Context, deliveries []subscriber.Delivery, done
 		s.transact(c, records)
 		return
 	}
+	c.unreported.Store(int64(len(records)))
+	c.patient, c.stopWaiting = context.WithTimeoutCause(ctx, k.Timeout, errNotTaken)
+	if len(records) == 0 {
+		c.stopWaiting()
+	}
 	for _, r := range records {
 		s.produce(r)
 	}
 }
+
+// errNotTaken ends the wait for brokers that do not take records.
+var errNotTaken = errors.New("the brokers have not taken it within the timeout")
 
 // session is the one in use, or a new one.
 func (k *Kafka) session() (*session, error) {
@@ -184,6 +195,11 @@ type call struct {
 	ctx   context.Context // of the leadership; a call ends with it
 	done  func(int, error)
 
+	// patient ends the wait of the records that are not on their way; stopWaiting when all are reported.
+	patient     context.Context
+	stopWaiting context.CancelFunc
+	unreported  atomic.Int64 // of those that were handed to the client
+
 	mu     sync.Mutex
 	failed map[string]bool // keys of which an event has failed; guarded by mu
 }
@@ -208,6 +224,14 @@ func (c *call) report(index int, key string, err error) {
 		c.mu.Unlock()
 	}
 	c.done(index, err)
+}
+
+// settle reports a delivery that was handed to the client.
+func (x *sending) settle(err error) {
+	x.report(x.index, x.key, err)
+	if x.unreported.Add(-1) == 0 {
+		x.stopWaiting()
+	}
 }
 
 // hasFailed tells whether a later event of the key would overtake one that has failed.

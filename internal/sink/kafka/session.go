@@ -60,12 +60,12 @@ func (s *session) with(ctx context.Context) (context.Context, context.CancelFunc
 
 // produce hands a record over. The report comes on the one goroutine that has all of them: it notes, signals and returns.
 func (s *session) produce(x *sending) {
-	s.client.Produce(x.ctx, x.record, func(r *kgo.Record, err error) {
+	s.client.Produce(x.patient, x.record, func(r *kgo.Record, err error) {
 		if isFault(err) {
 			s.sendAlone(x)
 			return
 		}
-		x.report(x.index, x.key, s.kafka.judge(x.ctx, r, err))
+		x.settle(s.kafka.judge(x.ctx, r, err))
 	})
 }
 
@@ -101,13 +101,15 @@ func (s *session) workAlone() {
 		s.mu.Unlock()
 		switch {
 		case s.ended.Err() != nil:
-			x.report(x.index, x.key, kgo.ErrAborting)
+			x.settle(s.kafka.judge(x.ctx, x.record, kgo.ErrAborting))
 		case x.hasFailed(x.key):
-			x.report(x.index, x.key, subscriber.ErrHeld)
+			x.settle(subscriber.ErrHeld)
 		default:
 			again := *x.record
-			err := client.ProduceSync(x.ctx, &again).FirstErr()
-			x.report(x.index, x.key, s.kafka.judge(x.ctx, x.record, err))
+			patient, cancel := context.WithTimeoutCause(x.ctx, s.kafka.Timeout, errNotTaken)
+			err := client.ProduceSync(patient, &again).FirstErr()
+			cancel()
+			x.settle(s.kafka.judge(x.ctx, x.record, err))
 		}
 	}
 }
