@@ -202,6 +202,7 @@ func laneOptions(s config.Subscriber) lane.Options {
 		MaxAttempts: int(s.MaxAttempts),
 		StallAfter:  s.StallAfter.Std(),
 		Standstill:  s.Standstill.Std(),
+		InFlight:    int(s.InFlight),
 		BlockKey:    s.AfterDeadLetter == "block_key",
 		GiveUpAfter: s.GiveUpAfter.Std(),
 	}

@@ -59,9 +59,9 @@ func Subscribers() Kinds {
 			o.Envelope = r.envelope()
 			return file.New(o)
 		}, nil),
-		"kafka": destination(kafka.NewConfig, func(r Resources, c *kafka.Config) (subscriber.Subscriber, error) {
+		"kafka": pipeline(destination(kafka.NewConfig, func(r Resources, c *kafka.Config) (subscriber.Subscriber, error) {
 			return kafka.New(kafka.Options{Config: c, Name: r.Config.Name, Slot: r.Slot, Timeout: r.Config.Timeout.Std(), Envelope: r.envelope(), Log: r.Log})
-		}, kafka.Defaults),
+		}, kafka.Defaults)),
 		"stdout": destination(newOf[file.StdoutConfig], func(r Resources, c *file.StdoutConfig) (subscriber.Subscriber, error) {
 			return file.NewStdout(r.Config.Name, c.Format, r.envelope(), os.Stdout)
 		}, nil),
@@ -80,6 +80,12 @@ func destination[O config.Options](options func() O, build func(Resources, O) (s
 		New:  func(r Resources) (subscriber.Subscriber, error) { return build(r, r.Config.Options.(O)) },
 		Kind: config.Kind{Options: func() config.Options { return options() }, Defaults: defaults},
 	}
+}
+
+// pipeline is for a kind whose subscribers report delivery by delivery.
+func pipeline(kind Kind) Kind {
+	kind.Pipeline = true
+	return kind
 }
 
 // newOf makes options that have no defaults.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/subscriber"
+	"github.com/backendstart/walpost/internal/subscriber/subscribertest"
 )
 
 func TestSpread_isTheMedianBetweenLeastAndGreatest(t *testing.T) {
@@ -226,6 +227,25 @@ type one struct{ subscriber.Subscriber }
 func TestWatcher_leavesASubscriberWithoutBatchesWithoutBatches(t *testing.T) {
 	if _, ok := NewWatcher(1, false, &bytes.Buffer{}).Watch(one{Noop("one")}).(subscriber.BatchSubscriber); ok {
 		t.Error("it takes batches")
+	}
+}
+
+func TestWatcher_leavesAPipelineAPipelineAndCountsWhatItReports(t *testing.T) {
+	var out bytes.Buffer
+	sub := NewWatcher(2, false, &out).Watch(subscribertest.Recording().InPipeline()).(subscriber.Pipeline)
+	reported := make(chan error, 2)
+	sub.Send(t.Context(), []subscriber.Delivery{subscribertest.LessonCompleted(0), subscribertest.LessonCompleted(1)},
+		func(_ int, err error) { reported <- err })
+	for range 2 {
+		if err := <-reported; err != nil {
+			t.Error(err)
+		}
+	}
+	if err := sub.Abort(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if out.Len() == 0 {
+		t.Error("nothing was written when two events were handled")
 	}
 }
 

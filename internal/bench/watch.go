@@ -52,7 +52,7 @@ func NewWatcher(expect int, stamp bool, out io.Writer) *Watcher {
 	return &Watcher{expect: int64(expect), stamp: stamp, out: out}
 }
 
-// Watch wraps a subscriber. What it returns takes batches exactly if sub does.
+// Watch wraps a subscriber. What it returns takes batches, or reports delivery by delivery, exactly if sub does.
 func (w *Watcher) Watch(sub subscriber.Subscriber) subscriber.Subscriber {
 	watched := &watched{Subscriber: sub, watcher: w, called: map[string]int64{}}
 	w.mu.Lock()
@@ -60,6 +60,9 @@ func (w *Watcher) Watch(sub subscriber.Subscriber) subscriber.Subscriber {
 	w.mu.Unlock()
 	if batches, ok := sub.(subscriber.BatchSubscriber); ok {
 		return &watchedBatches{watched, batches}
+	}
+	if pipe, ok := sub.(subscriber.Pipeline); ok {
+		return &watchedPipeline{watched, pipe}
 	}
 	return watched
 }
@@ -99,6 +102,23 @@ func (s *watchedBatches) HandleBatch(ctx context.Context, deliveries []subscribe
 	}
 	return err
 }
+
+type watchedPipeline struct {
+	*watched
+	pipe subscriber.Pipeline
+}
+
+func (s *watchedPipeline) Send(ctx context.Context, deliveries []subscriber.Delivery, done func(int, error)) {
+	s.begin(deliveries...)
+	s.pipe.Send(ctx, deliveries, func(i int, err error) {
+		if err == nil {
+			s.end(1)
+		}
+		done(i, err)
+	})
+}
+
+func (s *watchedPipeline) Abort(ctx context.Context) error { return s.pipe.Abort(ctx) }
 
 func (s *watched) begin(deliveries ...subscriber.Delivery) {
 	s.watcher.began.Do(func() { s.watcher.mallocs, s.watcher.cpu = mallocs(), ownCPU() })

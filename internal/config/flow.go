@@ -109,6 +109,8 @@ type Subscriber struct {
 	StallAfter Duration `yaml:"stall_after"`
 	// Standstill is how long a full share of the window may stand before the subscriber falls into debt.
 	Standstill Duration `yaml:"standstill"`
+	// InFlight is how many events may be unreported, where the kind is a Pipeline; 0 for all others.
+	InFlight Count `yaml:"in_flight,omitempty"`
 	// AfterDeadLetter is "continue" or "block_key".
 	AfterDeadLetter string `yaml:"after_dead_letter"`
 	// GiveUpAfter is how long an event may fail, outage or not, before it becomes a dead letter; 0 is for

@@ -20,7 +20,15 @@ type Kind struct {
 	Options func() Options
 	// Defaults changes those of the keys that every subscriber has; nil where they fit.
 	Defaults func(s *Subscriber)
+	// Pipeline tells that its subscribers report delivery by delivery (subscriber.Pipeline): these alone have in_flight.
+	Pipeline bool
 }
+
+// inFlight is the key of kinds that are pipelines, and its default.
+const (
+	inFlight        = "in_flight"
+	defaultInFlight = 10_000
+)
 
 // Options are what the file says of a subscriber beside the keys that all of them have: a pointer to a struct whose fields
 // are the keys of its kind.
@@ -38,7 +46,7 @@ func (k Kinds) names() []string { return slices.Sorted(maps.Keys(k)) }
 func (k Kinds) knowing(key string) []string {
 	var knowing []string
 	for _, name := range k.names() {
-		if k[name].Options != nil && slices.Contains(keysOf(k[name].Options()), key) {
+		if k[name].Pipeline && key == inFlight || k[name].Options != nil && slices.Contains(keysOf(k[name].Options()), key) {
 			knowing = append(knowing, name)
 		}
 	}
@@ -85,6 +93,9 @@ func (s *Subscriber) UnmarshalYAML(ctx context.Context, node ast.Node) error {
 		kindName = name
 	}
 	kind, known := reading.kinds[kindName]
+	if kind.Pipeline {
+		s.InFlight = defaultInFlight
+	}
 	if kind.Defaults != nil {
 		kind.Defaults(s)
 	}
@@ -99,8 +110,10 @@ func (s *Subscriber) UnmarshalYAML(ctx context.Context, node ast.Node) error {
 		switch knowing := reading.kinds.knowing(key); {
 		case slices.Contains(own, key):
 			special = append(special, pair)
-		case slices.Contains(commonKeys, key) || len(knowing) == 0:
+		case key == inFlight && kind.Pipeline, key != inFlight && (slices.Contains(commonKeys, key) || len(knowing) == 0):
 			common = append(common, pair)
+		case known && len(knowing) == 0:
+			reading.add(pair.GetToken().Position.Line, "subscriber %q: %s: kind %s has no such key", name, key, kindName)
 		case known: // of an unknown kind that alone is said
 			reading.add(pair.GetToken().Position.Line, "subscriber %q: %s: kind %s has no such key; these have: %s", name, key, kindName, strings.Join(knowing, ", "))
 		}
@@ -109,6 +122,9 @@ func (s *Subscriber) UnmarshalYAML(ctx context.Context, node ast.Node) error {
 		return err
 	}
 	s.Kind = kindName
+	if kind.Pipeline && s.InFlight == 0 {
+		reading.add(mapping.GetToken().Position.Line, "subscriber %q: %s: must be above 0", name, inFlight)
+	}
 	if s.Options == nil {
 		return nil
 	}

@@ -67,3 +67,19 @@ subscribers:
 		t.Errorf("a command that delivers takes it: %v", err)
 	}
 }
+
+func TestParse_hasInFlightForKindsThatReportDeliveryByDelivery(t *testing.T) {
+	got, err := parse(t, "subscribers:\n  - {name: a, kind: sending}\n  - {name: b, kind: sending, in_flight: 50}\n  - {name: c, kind: recording}\n", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []Count{10_000, 50, 0} {
+		if s := got.flow.Subscribers[i]; s.InFlight != want {
+			t.Errorf("%s: in_flight %d, want %d", s.Name, s.InFlight, want)
+		}
+	}
+	_, err = parse(t, "subscribers:\n  - name: c\n    kind: recording\n    in_flight: 5\n", nil)
+	wantProblems(t, err, `walpost.yaml:4: subscriber "c": in_flight: kind recording has no such key; these have: sending`)
+	_, err = parse(t, "subscribers:\n  - {name: a, kind: sending, in_flight: 0}\n", nil)
+	wantProblems(t, err, `walpost.yaml:2: subscriber "a": in_flight: must be above 0`)
+}

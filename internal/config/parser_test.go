@@ -70,6 +70,7 @@ type pathOptions struct {
 func testKinds() Kinds {
 	send := Kind{Options: func() Options { return new(sendOptions) }}
 	patient := send
+	patient.Pipeline = true
 	patient.Defaults = func(s *Subscriber) { s.Standstill = Duration(10e9) }
 	kinds := Kinds{"recording": send, "sending": patient}
 	for _, name := range LessonKinds {

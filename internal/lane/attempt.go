@@ -13,9 +13,6 @@ import (
 const (
 	// overdueGrace is how long after its deadline a handler may take to notice it.
 	overdueGrace = time.Second
-	// maxOverdue bounds the goroutines of handlers that never return; with so many of them the lane
-	// starts no further call until one does.
-	maxOverdue = 64
 	// warnEvery keeps a failing subscriber from filling the log.
 	warnEvery = 10 * time.Second
 )
@@ -28,7 +25,10 @@ const (
 //	  handOver        the subscriber gets the deliveries
 //	  noteOutcomes    what that says of each item
 //	  recordDead      dead letters are written (dead.go)
-//	  settleItems     what has ended is finished, the rest goes back to its key
+//	  settleLocked    what has ended is finished, the rest goes back to its key
+//
+// Of a pipeline a call is what one Send has of one key: it begins with the others of that Send and settles by itself,
+// when the last of its deliveries is reported (pipeline.go).
 //
 // A lane uses calls that have ended again, with their lists: a busy one makes no garbage but what its handlers make.
 type call struct {
@@ -36,17 +36,36 @@ type call struct {
 	items    []*item
 	begun    time.Time
 	lead     context.Context // of the leadership under which it began
-	retry    bool            // of keys that fail
+	slot     slot            // a part of a sending has none, and only tells whether it is a retry
 	probe    turn            // whose turn it was, while the breaker was open
 	doubted  bool            // it waits until it is known whether we lead; guarded by Lane.mu
-	unbegun  bool            // nothing was handed over, as we do not lead; owned by run
+	unbegun  bool            // nothing was handed over, as we do not lead; owned by run, or set with the last report
 	returned bool            // guarded by Lane.mu
-	overdue  bool            // its slot was given to others; guarded by Lane.mu
+	overdue  bool            // guarded by Lane.mu
+	own      verdict         // of a call that is no part of a sending
+	verdict  *verdict        // own, or that of its sending; guarded by Lane.mu
 
 	watch      *time.Timer           // marks it as overdue
 	deliveries []subscriber.Delivery // of the items that are not dead
 	inTime     bool                  // it returned before it was overdue; owned by run
 	outcome    []error               // of the items, nil for delivered, and before the call why one is dead; owned by run
+
+	// Of a part of a sending:
+	sending *sending // nil for a call that is none
+	place   int      // in sending.parts
+	sent    int      // deliveries
+	bytes   int      // of their events
+	missing int      // of them not reported; guarded by reports.mu
+	dies    bool     // a dead letter may have to be written; guarded by reports.mu until nothing is missing
+}
+
+// verdict is what a call says of the subscriber when all of its parts have ended. It has one part, or that of a pipeline
+// one per key. All of it is guarded by Lane.mu.
+type verdict struct {
+	open      int  // parts that have neither ended nor become overdue
+	delivered bool // something
+	failed    bool // something
+	known     bool // all keys that failed had failed before the last success
 }
 
 // newCallLocked is a call without items.
@@ -58,28 +77,35 @@ func (l *Lane) newCallLocked(now time.Time) *call {
 		l.spareCalls = l.spareCalls[:last]
 	}
 	c.begun, c.lead, c.returned, c.overdue = now, l.lead, false, false
-	c.retry, c.probe, c.inTime, c.unbegun = false, untriedTurn, true, false
+	c.slot, c.probe, c.inTime, c.unbegun = slot{}, untriedTurn, true, false
+	c.own, c.sending, c.sent, c.bytes, c.missing, c.dies = verdict{open: 1, known: true}, nil, 0, 0, 0, false
+	c.verdict = &c.own
 	return c
 }
 
-// run makes the attempt. It returns the call with which the goroutine goes on, whose stack is as large as the handler
-// needs it.
-func (c *call) run() (next *call) {
+// run makes the attempt, and returns another one that has begun.
+func (c *call) run() runner {
 	var err error
 	if len(c.deliveries) > 0 {
 		err = c.handOver()
 	}
 	c.noteOutcomes(err)
-	c.lane.recordDead(c.items, c.outcome)
-	return c.settleItems()
+	l := c.lane
+	l.recordDead(c.items, c.outcome)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.slots.release(&c.slot)
+	l.settleLocked(c, time.Now())
+	next := l.nextCallLocked()
+	l.afterSettlingLocked()
+	return next
 }
 
 // handOver calls the subscriber with the deliveries, and notes whether it returned before it was overdue. A late success
 // is one, unless the delivery was recorded as owed meanwhile.
 func (c *call) handOver() error {
 	l := c.lane
-	if c.unbegun = !c.awaitLead(); c.unbegun {
-		l.Suspend() // the keeper of the lead finds out whether it is still ours
+	if c.unbegun = !l.awaitLead(c.lead, c); c.unbegun {
 		return errSuspended
 	}
 	ctx, cancel := context.WithTimeoutCause(c.lead, l.options.Timeout, l.late)
@@ -92,8 +118,8 @@ func (c *call) handOver() error {
 	begun := time.Now()
 	err := l.protect(ctx, c.deliveries)
 	c.inTime = c.watch.Stop()
-	if errors.Is(err, errSuspended) || errors.Is(err, subscriber.ErrOldTerm) {
-		l.Suspend()
+	if errors.Is(err, subscriber.ErrOldTerm) {
+		l.Suspend() // the keeper of the lead finds out whether it is still ours
 	}
 	l.metrics.handle.Observe(time.Since(begun).Seconds())
 	return err
@@ -125,22 +151,16 @@ func (l *Lane) protect(ctx context.Context, deliveries []subscriber.Delivery) (e
 	return l.sub.(subscriber.BatchSubscriber).HandleBatch(ctx, deliveries)
 }
 
-// settleItems ends the call: what is delivered or recorded as dead is finished, the rest goes back to the front of its
-// key. It returns another call that has begun.
-func (c *call) settleItems() (next *call) {
-	l, outcome := c.lane, c.outcome
-	l.mu.Lock()
-	defer l.mu.Unlock()
+// settleLocked ends a call: what is delivered or recorded as dead is finished, the rest goes back to the front of its
+// key. afterSettlingLocked follows, perhaps after several.
+func (l *Lane) settleLocked(c *call, now time.Time) {
+	outcome := c.outcome
 	c.returned = true
 	delete(l.calls, c)
-	switch {
-	case c.overdue:
+	if c.overdue {
 		l.overdue--
 		l.metrics.overdue.Set(float64(l.overdue))
-	case c.retry:
-		l.retryCalls--
 	}
-	now := time.Now()
 	l.observeLocked(c, outcome, now)
 	suspended := c.unbegun || errors.Is(context.Cause(c.lead), errSuspended)
 	if !suspended {
@@ -156,15 +176,17 @@ func (c *call) settleItems() (next *call) {
 		end = begin
 	}
 	l.recycleLocked(c)
+}
+
+// afterSettlingLocked acknowledges what has ended, and lets follow what waited for it.
+func (l *Lane) afterSettlingLocked() {
 	l.acknowledgeLocked()
 	l.metrics.open.Set(float64(l.held))
-	next = l.nextCallLocked()
 	l.startCallsLocked()
 	signal(l.idle)
 	if len(l.scope.paid) >= payLimit/4 || len(l.scope.held) > 0 {
 		signal(l.readerWake)
 	}
-	return next
 }
 
 // judgeLocked updates what the lane thinks of its subscriber after a call: the breaker and the batch size.
@@ -181,14 +203,15 @@ func (l *Lane) judgeLocked(c *call, outcome []error, now time.Time) {
 			whole = whole || errors.As(err, new(wholeBatch))
 		}
 	}
-	switch {
-	case delivered:
+	if delivered {
+		c.verdict.delivered = true
 		l.succeededLocked(now)
-	case failed && !c.overdue: // an overdue call was counted when it became overdue
-		l.callFailedLocked(c, now)
+	}
+	if !c.overdue { // else that was counted when it became overdue
+		l.partEndedLocked(c, failed, now)
 	}
 	batch := &l.batch
-	if c.retry {
+	if c.slot.retry {
 		batch = &l.retryBatch
 	}
 	switch {
@@ -272,7 +295,12 @@ func (l *Lane) recycleLocked(c *call) {
 	clear(c.deliveries)
 	clear(c.outcome)
 	c.items, c.deliveries, c.outcome, c.lead = c.items[:0], c.deliveries[:0], c.outcome[:0], nil
-	if c.inTime && len(l.spareCalls) < l.options.Concurrency {
+	c.verdict, c.sending = nil, nil
+	spare := l.options.Concurrency
+	if l.pipe != nil {
+		spare = maxSpare // a call for each key in flight
+	}
+	if c.inTime && len(l.spareCalls) < spare {
 		l.spareCalls = append(l.spareCalls, c)
 	}
 }
@@ -285,26 +313,28 @@ func (l *Lane) markOverdue(c *call) {
 	if c.returned || c.overdue { // or a stop was not willing to wait for it
 		return
 	}
-	l.giveSlotAwayLocked(c)
-	l.metrics.overdue.Set(float64(l.overdue))
+	l.slots.lose(&c.slot)
+	l.waitNoLongerLocked(c)
 	l.stats.Failed++
 	l.stats.LastError = "handler does not return"
 	l.log.Error("handler does not return although its deadline is over; its keys wait for it",
 		"event", c.items[0].ev.ID, "events", len(c.items), "timeout", l.options.Timeout)
-	l.callFailedLocked(c, time.Now())
-	// What of it is in debt by now is recorded before anything newer of its key is read: from now on nothing
-	// waits for the handler any more.
+	l.partEndedLocked(c, true, time.Now())
+	l.afterOverdueLocked()
+}
+
+// waitNoLongerLocked marks a call as overdue: its keys wait for it, and nothing else does.
+func (l *Lane) waitNoLongerLocked(c *call) {
+	c.overdue = true
+	l.overdue++
+	l.metrics.overdue.Set(float64(l.overdue))
+}
+
+// afterOverdueLocked lets follow what waited for calls that have become overdue. What of them is in debt by now is
+// recorded before anything newer of its key is read.
+func (l *Lane) afterOverdueLocked() {
 	l.abandonOverdueLocked()
 	l.startCallsLocked()
 	signal(l.idle)
 	signal(l.readerWake)
-}
-
-// giveSlotAwayLocked stops counting a call that has not returned among those under way.
-func (l *Lane) giveSlotAwayLocked(c *call) {
-	c.overdue = true
-	l.overdue++
-	if c.retry {
-		l.retryCalls--
-	}
 }

@@ -378,7 +378,7 @@ func (d *debtReader) recordOpen(deadline time.Time) error {
 	}
 	for c := range l.calls { // handlers that ignore their context are not waited for any longer
 		if !c.overdue {
-			l.giveSlotAwayLocked(c)
+			l.waitNoLongerLocked(c)
 		}
 	}
 	l.abandonOverdueLocked()

@@ -6,7 +6,8 @@
 //
 // The files in reading order: lane.go (what a lane is), queue.go and backlog.go (order within a key), origin.go (what
 // differs between live, owed and replayed events), attempt.go (one call of the subscriber, from start to settlement)
-// with outcome.go, dead.go and finish.go, backoff.go and retries.go (when to try again), breaker.go (what a failed
+// with outcome.go, dead.go and finish.go, pipeline.go (a call that is reported on delivery by delivery), slots.go (how
+// many calls there may be), backoff.go and retries.go (when to try again), breaker.go (what a failed
 // attempt means) and probe.go (which event is tried while the subscriber is away), scope.go and mode.go (which events
 // are held back because their key is in debt), debt_reader.go (the goroutine that records debt), pay.go (how it is
 // read and paid), changes.go (what people change meanwhile), replay.go (what is handed over again), lead.go (what
@@ -43,7 +44,7 @@ const (
 type Options struct {
 	Ordering    Ordering
 	Concurrency int           // calls at the same time
-	Batch       int           // events in one call, where the subscriber has HandleBatch
+	Batch       int           // events in one call, where the subscriber has HandleBatch or Send
 	Timeout     time.Duration // of one call
 	Backoff     Backoff
 	// MaxAttempts is after how many failed attempts an event is dead, counting only those that show that the
@@ -54,6 +55,8 @@ type Options struct {
 	// Standstill is how long all calls may be under way while the lane holds a full share of the window,
 	// before the subscriber falls into debt. 0 is DefaultStandstill.
 	Standstill time.Duration
+	// InFlight is how many events a Pipeline may have that it has not reported. 0 is DefaultInFlight.
+	InFlight int
 	// GiveUpAfter is how long an event may fail before it is dead, even if the subscriber is away; 0 is
 	// for ever.
 	GiveUpAfter time.Duration
@@ -66,6 +69,9 @@ type Options struct {
 // DefaultStandstill suits a destination that works or does not, as one address does. A broker whose parts
 // elect a leader needs longer.
 const DefaultStandstill = time.Second
+
+// DefaultInFlight is a window of events.
+const DefaultInFlight = 10_000
 
 // Acks is told how deliveries end; fulfilled by ack.Tracker.
 type Acks interface {
@@ -111,6 +117,7 @@ type Stream struct {
 type Lane struct {
 	number  int // of the subscriber, in the tracker
 	sub     subscriber.Subscriber
+	pipe    subscriber.Pipeline // sub, where it is one
 	options Options
 	acks    Acks
 	ower    Ower
@@ -133,8 +140,9 @@ type Lane struct {
 	wake       *time.Timer             // when the next retry or probe may begin; guarded by mu
 	wakeAt     time.Time               // of wake, zero when it is not set; guarded by mu
 	calls      map[*call]struct{}      // under way, overdue ones included; guarded by mu
-	retryCalls int                     // of them retries, and not overdue; guarded by mu
-	overdue    int                     // of them; their slots were given to others; guarded by mu
+	overdue    int                     // of them; guarded by mu
+	slots      slots                   // of calls under way; guarded by mu
+	flight     flight                  // what a pipeline has not reported; guarded by mu
 	behind     time.Duration           // age of the last event when it was offered; guarded by mu
 	pressed    time.Time               // since when the others wait for this lane, zero while they do not; guarded by mu
 	held       int                     // deliveries offered and neither finished nor owed; guarded by mu
@@ -149,20 +157,31 @@ type Lane struct {
 	seen       []Attempt               // scratch of observe; guarded by mu
 	ends       []ack.End               // finished and not yet acknowledged; guarded by mu
 	items      slab.Of[item]           // guarded by mu
+	reports    reports                 // of a pipeline
 	spareCalls []*call                 // for calls to come; guarded by mu
 	warned     time.Time               // when a failure was last logged; guarded by mu
+	// warnedUnreported is when it was last logged that deliveries are not reported; guarded by mu.
+	warnedUnreported time.Time
 
 	deadSaid *rate.Limiter // lets lines of the log about dead letters through
 
 	idle       chan struct{}  // gets a token when a drain may be over
 	readerWake chan struct{}  // gets a token when the debt reader has something to do
-	handler    sync.WaitGroup // calls under way, overdue ones included
+	handler    sync.WaitGroup // calls under way, overdue ones included, and what a pipeline has not reported
 }
 
 // New makes the lane of a subscriber whose deliveries carry number.
 func New(number int, sub subscriber.Subscriber, options Options, acks Acks, ower Ower, stream Stream, metrics *Metrics, log *slog.Logger) *Lane {
-	if _, ok := sub.(subscriber.BatchSubscriber); !ok || options.Batch < 1 {
+	_, batches := sub.(subscriber.BatchSubscriber)
+	pipe, _ := sub.(subscriber.Pipeline)
+	if options.InFlight <= 0 {
+		options.InFlight = DefaultInFlight
+	}
+	switch {
+	case options.Batch < 1 || !batches && pipe == nil:
 		options.Batch = 1
+	case pipe != nil:
+		options.Batch = min(options.Batch, options.InFlight)
 	}
 	options.Concurrency = max(1, options.Concurrency)
 	if options.Standstill <= 0 {
@@ -174,6 +193,7 @@ func New(number int, sub subscriber.Subscriber, options Options, acks Acks, ower
 	l := &Lane{
 		number:  number,
 		sub:     sub,
+		pipe:    pipe,
 		options: options,
 		acks:    acks,
 		ower:    ower,
@@ -269,7 +289,7 @@ func (l *Lane) Run(ctx context.Context, drain time.Duration) error {
 	endReading()
 	<-closed
 	abandon(errDrained)
-	err := l.awaitHandlers()
+	err := l.awaitHandlers(l.abortAtStop())
 	return errors.Join(err, d.recordOpen(deadline))
 }
 
@@ -315,11 +335,12 @@ func (l *Lane) drained() bool {
 	return len(l.calls) == l.overdue && (idle || l.breaker.open() || !l.running || l.scope.mode == debtPaused)
 }
 
-// awaitHandlers gives cancelled handlers a moment to return.
-func (l *Lane) awaitHandlers() error {
+// awaitHandlers gives cancelled handlers a moment to return, and a pipeline one to abort.
+func (l *Lane) awaitHandlers(aborted <-chan struct{}) error {
 	ended := make(chan struct{})
 	go func() {
 		l.handler.Wait()
+		<-aborted
 		close(ended)
 	}()
 	grace := time.NewTimer(overdueGrace)
@@ -330,6 +351,9 @@ func (l *Lane) awaitHandlers() error {
 	case <-grace.C:
 		l.mu.Lock()
 		defer l.mu.Unlock()
+		if l.flight.aborting() {
+			return fmt.Errorf("subscriber %q: its Abort does not return although its context has ended: what was sent may still reach its destination", l.Name())
+		}
 		return fmt.Errorf("subscriber %q: calls with events %v do not end: a handler ignores that its context has, or a dead letter cannot be recorded", l.Name(), l.inWorkLocked(func(*call) bool { return true }))
 	}
 }
@@ -347,12 +371,16 @@ func (l *Lane) startCallsLocked() {
 
 // mayCallLocked reports whether a call may begin at all at this moment.
 func (l *Lane) mayCallLocked() bool {
-	return l.running && !l.suspended && l.scope.mode != debtPaused
+	return l.running && !l.suspended && !l.flight.aborting() && l.scope.mode != debtPaused
 }
 
-// nextCallLocked begins a call, or returns nil while there is nothing to do or no slot is free.
-func (l *Lane) nextCallLocked() *call {
-	for l.mayCallLocked() && len(l.calls)-l.overdue < l.options.Concurrency && l.overdue < maxOverdue {
+// A runner is a call of the subscriber that has begun: a call, or a sending of a pipeline. run makes it, and returns
+// another one that has begun, or nil. So a goroutine goes on whose stack is as large as the handler needs it.
+type runner interface{ run() runner }
+
+// nextCallLocked begins a call, or returns nil while there is nothing to do, or no slot or no room is free.
+func (l *Lane) nextCallLocked() runner {
+	for l.mayCallLocked() && l.slots.free(l.options.Concurrency) && l.roomLocked() > 0 {
 		if l.backlog.ready.empty() && len(l.backlog.retries) == 0 {
 			return nil
 		}
@@ -364,11 +392,12 @@ func (l *Lane) nextCallLocked() *call {
 			l.chooseLocked(c, now)
 		}
 		if len(c.items) > 0 {
-			l.addressLocked(c)
-			l.calls[c] = struct{}{}
-			if c.retry {
-				l.retryCalls++
+			l.slots.occupy(&c.slot)
+			if l.pipe != nil {
+				return l.splitLocked(c)
 			}
+			c.deliveries = l.addressLocked(c, c.deliveries)
+			l.calls[c] = struct{}{}
 			return c
 		}
 		l.recycleLocked(c)
@@ -380,23 +409,25 @@ func (l *Lane) nextCallLocked() *call {
 }
 
 // chooseLocked takes what goes into a call: keys that are well, or keys that fail. These ride apart and have
-// at most half of the slots, so that a receiver that lets them wait delays no other key.
+// at most half of the slots, and of the room in a pipeline, so that a receiver that lets them wait delays no other key.
 func (l *Lane) chooseLocked(c *call, now time.Time) {
-	retry := l.retryCalls < max(1, l.options.Concurrency/2) && l.backlog.retries.due(now) != nil
+	size := min(l.retryBatch, l.retryRoomLocked())
+	retry := size > 0 && l.slots.retries < max(1, l.options.Concurrency/2) && l.backlog.retries.due(now) != nil
 	if retry && (l.retryTurn || l.backlog.ready.empty()) {
-		l.retryTurn, c.retry = false, true
-		for len(c.items) < l.retryBatch && l.backlog.retries.due(now) != nil {
-			l.takeFromLocked(c, l.backlog.retries.pop(), l.retryBatch)
+		l.retryTurn, c.slot.retry = false, true
+		for len(c.items) < size && l.backlog.retries.due(now) != nil {
+			l.takeFromLocked(c, l.backlog.retries.pop(), size)
 		}
 		return
 	}
 	l.retryTurn = true
-	for len(c.items) < l.batch {
+	size = min(l.batch, l.roomLocked())
+	for len(c.items) < size {
 		q := l.backlog.nextReady()
 		if q == nil {
 			return
 		}
-		l.takeFromLocked(c, q, l.batch)
+		l.takeFromLocked(c, q, size)
 	}
 }
 
@@ -422,9 +453,9 @@ func (l *Lane) takeFromLocked(c *call, q *keyQueue, size int) {
 	q.state = inWork
 }
 
-// addressLocked makes the deliveries of a call. What already is to be a dead letter needs no subscriber, only the
+// addressLocked appends the deliveries of a call. What already is to be a dead letter needs no subscriber, only the
 // record: its outcome is known.
-func (l *Lane) addressLocked(c *call) {
+func (l *Lane) addressLocked(c *call, deliveries []subscriber.Delivery) []subscriber.Delivery {
 	term := l.stream.Term()
 	for _, it := range c.items {
 		if it.dead {
@@ -432,9 +463,10 @@ func (l *Lane) addressLocked(c *call) {
 			continue
 		}
 		c.outcome = append(c.outcome, nil)
-		c.deliveries = append(c.deliveries, subscriber.Delivery{Event: it.ev, Attempt: it.attempts() + 1, Term: term})
-		it.origin.labelLocked(&c.deliveries[len(c.deliveries)-1]) // in its place: a variable would be allocated
+		deliveries = append(deliveries, subscriber.Delivery{Event: it.ev, Attempt: it.attempts() + 1, Term: term})
+		it.origin.labelLocked(&deliveries[len(deliveries)-1]) // in its place: a variable would be allocated
 	}
+	return deliveries
 }
 
 // Stats are counts for people; see relay.Subscriber.

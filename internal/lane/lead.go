@@ -10,8 +10,8 @@ import (
 var errSuspended = errors.New("the relay does not lead at the moment")
 
 // Suspend lets no attempt begin and ends the contexts of those that are under way, until Resume. What they
-// had in hand is tried again then; that it ended says nothing about it. It may be called at any time, and
-// again.
+// had in hand is tried again then; that it ended says nothing about it. A pipeline is told to abort, and sends nothing
+// before it has. It may be called at any time, and again.
 func (l *Lane) Suspend() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -22,6 +22,7 @@ func (l *Lane) Suspend() {
 	if l.unlead != nil {
 		l.unlead(errSuspended)
 	}
+	l.startAbortLocked(l.options.Timeout)
 }
 
 // Suspended reports whether Resume is waited for. A lane suspends itself when it may not begin an attempt, and
@@ -32,7 +33,7 @@ func (l *Lane) Suspended() bool {
 	return l.suspended
 }
 
-// Resume is the end of Suspend.
+// Resume is the end of Suspend. A pipeline that is still aborting goes on when it has.
 func (l *Lane) Resume() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -46,33 +47,40 @@ func (l *Lane) Resume() {
 	l.startCallsLocked()
 }
 
-// awaitLead reports whether a call may begin. While it is in doubt whether we lead, the call waits; that is no time of
-// its handler.
-func (c *call) awaitLead() bool {
-	l := c.lane
-	if l.stream.MayBegin == nil {
-		return true
-	}
+// A doubter is told when it begins and ends to be in doubt whether we lead.
+type doubter interface{ setDoubtedLocked(doubted bool) }
+
+// awaitLead reports whether a call may begin under a leadership. While it is in doubt whether we lead, the call waits;
+// that is no time of its handler. Where we do not lead the lane is suspended.
+func (l *Lane) awaitLead(lead context.Context, call doubter) bool {
 	for {
-		may, again := l.stream.MayBegin()
-		if again == nil {
-			return may
-		}
-		l.setDoubted(c, true)
-		select {
-		case <-again:
-		case <-c.lead.Done():
+		if lead.Err() != nil { // another leadership may have begun since
 			return false
 		}
-		l.setDoubted(c, false)
+		if l.stream.MayBegin == nil {
+			return true
+		}
+		may, again := l.stream.MayBegin()
+		if again == nil {
+			if !may {
+				l.Suspend() // the keeper of the lead finds out whether it is still ours
+			}
+			return may
+		}
+		l.mu.Lock()
+		call.setDoubtedLocked(true)
+		l.mu.Unlock()
+		select {
+		case <-again:
+		case <-lead.Done():
+		}
+		l.mu.Lock()
+		call.setDoubtedLocked(false)
+		l.mu.Unlock()
 	}
 }
 
-func (l *Lane) setDoubted(c *call, doubted bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	c.doubted, c.begun = doubted, time.Now()
-}
+func (c *call) setDoubtedLocked(doubted bool) { c.doubted, c.begun = doubted, time.Now() }
 
 // Refresh lets the lane ask at once what people have changed, and not only at the next interval.
 func (l *Lane) Refresh() {

@@ -196,3 +196,27 @@ func TestLane_beginsNothingWhileTheLeadIsInDoubt(t *testing.T) {
 		})
 	}
 }
+
+// S-281: the lead is got again before a handler has noticed that it was lost, and what it says then is of the leadership
+// before.
+func TestLane_staysResumedWhenAHandlerEndsLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sub := subscribertest.Handling("late", func(ctx context.Context, d subscriber.Delivery) error {
+			if d.ID != "K/1" || d.Attempt > 1 {
+				return nil
+			}
+			<-ctx.Done()
+			time.Sleep(time.Second)
+			return context.Cause(ctx)
+		})
+		r := runs(t, sub, settings())
+		r.offer("K/1")
+		synctest.Wait()
+		r.Suspend()
+		r.Resume()
+		time.Sleep(2 * time.Second)
+		if r.Suspended() {
+			t.Error("suspended by what a handler of the leadership before has returned")
+		}
+	})
+}

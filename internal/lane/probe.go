@@ -79,7 +79,7 @@ func latest(times ...time.Time) time.Time { return slices.MaxFunc(times, time.Ti
 
 // scheduleWakeLocked sets the timer that calls startCallsLocked when the next retry or probe may begin.
 func (l *Lane) scheduleWakeLocked(now time.Time) {
-	if !l.mayCallLocked() || len(l.calls)-l.overdue >= l.options.Concurrency || l.overdue >= maxOverdue {
+	if !l.mayCallLocked() || !l.slots.free(l.options.Concurrency) || l.roomLocked() == 0 {
 		return // the end of a call comes back here
 	}
 	var at time.Time
@@ -109,10 +109,16 @@ func (l *Lane) wakeUp() {
 	}
 }
 
-// callFailedLocked tells the breaker of a call in which nothing was delivered.
-func (l *Lane) callFailedLocked(c *call, now time.Time) {
-	known := !slices.ContainsFunc(c.items, func(it *item) bool { return !it.dead && !l.breaker.knows(it.queue.failedAt) })
-	if !l.breaker.fail(now, known, c.probe) {
+// partEndedLocked notes that a part of a call has ended, or is overdue. With the last one it tells the breaker of a call
+// in which nothing was delivered.
+func (l *Lane) partEndedLocked(c *call, failed bool, now time.Time) {
+	v := c.verdict
+	v.open--
+	if failed {
+		v.failed = true
+		v.known = v.known && !slices.ContainsFunc(c.items, func(it *item) bool { return !it.dead && !l.breaker.knows(it.queue.failedAt) })
+	}
+	if v.open > 0 || v.delivered || !v.failed || !l.breaker.fail(now, v.known, c.probe) {
 		return
 	}
 	l.metrics.breakerOpen.Set(1)

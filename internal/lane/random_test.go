@@ -251,27 +251,36 @@ func TestLane_keepsItsPromisesWhateverASubscriberDoes(t *testing.T) {
 	for round := range rounds {
 		ordering := []lane.Ordering{lane.ByKey, lane.Total, lane.None}[round%3]
 		seed := rand.Uint64()
-		synctest.Test(t, func(t *testing.T) { live(t, ordering, seed) })
-		if t.Failed() {
-			t.Fatalf("seed %d, ordering %s", seed, ordering)
+		for name, as := range map[string]shape{"calls": asCalls, "pipeline": asPipeline} {
+			synctest.Test(t, func(t *testing.T) { live(t, ordering, seed, as) })
+			if t.Failed() {
+				t.Fatalf("seed %d, ordering %s, %s", seed, ordering, name)
+			}
 		}
 	}
 }
 
+// shape is how a flaky subscriber takes deliveries. shake, if there is one, goes on for as long as the life does.
+type shape func(c *flaky, random *rand.Rand) (sub subscriber.Subscriber, shake func(r *rig))
+
+func asCalls(c *flaky, _ *rand.Rand) (subscriber.Subscriber, func(r *rig)) { return c, nil }
+
 // live leads a lane through a random life.
-func live(t *testing.T, ordering lane.Ordering, seed uint64) {
+func live(t *testing.T, ordering lane.Ordering, seed uint64, as shape) {
 	random := rand.New(rand.NewPCG(seed, 0))
 	sub, ids := newFlaky(random, ordering, 200)
+	shaped, shake := as(sub, random)
 	o := settings()
 	o.Ordering, o.MaxAttempts, o.Timeout = ordering, 0, 10*time.Second
 	o.Concurrency = 1 + random.IntN(10)
 	o.Batch = 1 + random.IntN(3)*random.IntN(30)
+	o.InFlight = 1 + random.IntN(60)
 	share := 0
 	if random.IntN(2) == 0 { // some lives know debt
 		o.StallAfter = time.Duration(1+random.IntN(20)) * time.Second
 		share = 1 + random.IntN(100)
 	}
-	r := newRig(t, sub, o)
+	r := newRig(t, shaped, o)
 	r.share = share
 	sub.done = r.hasEnded
 	dead := make(map[string]bool)
@@ -281,6 +290,17 @@ func live(t *testing.T, ordering lane.Ordering, seed uint64) {
 	early := random.IntN(len(ids)) // what is there before Run
 	r.offer(ids[:early]...)
 	r.start(time.Minute)
+	if shake != nil {
+		shaking, enough := context.WithCancel(context.Background())
+		ended := make(chan struct{})
+		defer func() { enough(); <-ended }()
+		go func() {
+			defer close(ended)
+			for shaking.Err() == nil {
+				shake(r)
+			}
+		}()
+	}
 	for _, id := range ids[early:] {
 		time.Sleep(time.Duration(random.IntN(200)) * time.Millisecond)
 		r.offer(id)

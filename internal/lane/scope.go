@@ -239,9 +239,13 @@ func (l *Lane) pressedForLongLocked(now time.Time) bool {
 	return now.Sub(l.pressed) >= min(l.behind, patience)
 }
 
-// standsStillLocked reports whether all workers are busy and none has ended a call for a while.
+// standsStillLocked reports whether all workers are busy and none has ended a call for a while, or a pipeline has
+// reported nothing for a while.
 func (l *Lane) standsStillLocked(now time.Time) bool {
-	if len(l.calls)-l.overdue < l.options.Concurrency {
+	if l.pipe != nil {
+		return len(l.calls) > l.overdue && l.flight.doubted == 0 && now.Sub(l.flight.moved) >= l.options.Standstill
+	}
+	if l.slots.taken < l.options.Concurrency {
 		return false
 	}
 	for c := range l.calls {

@@ -44,7 +44,7 @@ func (b *builder) build(s *session, safeMode bool, found *quarantined, stop cont
 		options := sub.Lane
 		target := sub.Subscriber
 		if safeMode {
-			target = guarded{target, guard}
+			target, options = guard.guarding(target, options)
 		}
 		name := sub.Subscriber.Name()
 		l := lane.New(i, target, options, tracker, b.owed, lane.Stream{

@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/backendstart/walpost/internal/event"
+	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/store"
 	"github.com/backendstart/walpost/internal/subscriber"
 	"github.com/jackc/pgx/v5"
@@ -111,10 +113,15 @@ type guarded struct {
 
 // Handle writes the event down, hands it over, and writes down that it came back.
 func (c guarded) Handle(ctx context.Context, d subscriber.Delivery) error {
+	return c.inTurn(ctx, ctx, d, func() error { return c.Subscriber.Handle(ctx, d) })
+}
+
+// inTurn hands a delivery over when no other one is in hand, if that is before turn ends.
+func (c guarded) inTurn(ctx, turn context.Context, d subscriber.Delivery, handOver func() error) error {
 	select {
 	case <-c.guard.free:
-	case <-ctx.Done():
-		return fmt.Errorf("wait for the event in hand: %w", context.Cause(ctx))
+	case <-turn.Done():
+		return fmt.Errorf("wait for the event in hand: %w", context.Cause(turn))
 	}
 	defer func() { c.guard.free <- struct{}{} }()
 	inHand := &quarantined{Subscriber: c.Name(), Source: d.Source, EventID: d.ID, Occurrence: d.Occurrence, Times: 1}
@@ -124,9 +131,43 @@ func (c guarded) Handle(ctx context.Context, d subscriber.Delivery) error {
 	if err := c.guard.write(ctx, inHand); err != nil {
 		return err
 	}
-	err := c.Subscriber.Handle(ctx, d)
+	err := handOver()
 	c.guard.count(c.Name(), d)
 	clear, cancel := context.WithTimeout(context.WithoutCancel(ctx), statementLimit)
 	defer cancel()
 	return errors.Join(err, c.guard.write(clear, nil))
+}
+
+// guardedPipeline is guarded for a pipeline. Its lane sends one delivery at a time.
+type guardedPipeline struct {
+	guarded
+	pipe    subscriber.Pipeline
+	timeout time.Duration // of the wait for the event in hand
+}
+
+// Send returns when its deliveries are reported, one after the other.
+func (c guardedPipeline) Send(ctx context.Context, deliveries []subscriber.Delivery, done func(int, error)) {
+	for i, d := range deliveries {
+		turn, cancel := context.WithTimeout(ctx, c.timeout)
+		err := c.inTurn(ctx, turn, d, func() error {
+			reported := make(chan error, 1)
+			c.pipe.Send(ctx, []subscriber.Delivery{d}, func(_ int, err error) { reported <- err })
+			return <-reported
+		})
+		cancel()
+		done(i, err)
+	}
+}
+
+func (c guardedPipeline) Abort(ctx context.Context) error { return c.pipe.Abort(ctx) }
+
+// guarding lets a subscriber go through the guard, one delivery at a time.
+func (g *guard) guarding(sub subscriber.Subscriber, options lane.Options) (subscriber.Subscriber, lane.Options) {
+	one := guarded{sub, g}
+	pipe, ok := sub.(subscriber.Pipeline)
+	if !ok {
+		return one, options
+	}
+	options.Batch, options.InFlight = 1, 1
+	return guardedPipeline{one, pipe, options.Timeout}, options
 }

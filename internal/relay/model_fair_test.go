@@ -78,7 +78,7 @@ func (h *history) beFair() {
 func (h *history) endTrouble() {
 	for _, sub := range h.subs {
 		sub.mu.Lock()
-		sub.down, sub.hang, sub.asks = false, false, ""
+		sub.down, sub.hang, sub.asks, sub.silent = false, false, "", 0
 		clear(sub.bad)
 		sub.mu.Unlock()
 		h.server.debt.Pause(sub.name, false)
@@ -89,6 +89,10 @@ func (h *history) endTrouble() {
 	if h.process.dead.Err() != nil {
 		h.end(crashes)
 		h.start(Unlimited)
+	}
+	for _, l := range h.process.lanes { // what is never reported ends with the leadership
+		l.Suspend()
+		l.Resume()
 	}
 }
 

@@ -217,7 +217,7 @@ func (h *history) join() {
 
 func newModelSubscriber(name string, ordering lane.Ordering) *modelSubscriber {
 	set := func() map[string]bool { return make(map[string]bool) }
-	return &modelSubscriber{name: name, ordering: ordering, bad: set(), keys: make(map[string]string), busy: set(), repaired: set(),
+	return &modelSubscriber{name: name, ordering: ordering, bad: set(), keys: make(map[string]string), busy: set(), repeats: set(), repaired: set(),
 		tried: make(map[string]time.Time), again: set(), moved: set(), ended: set(), lacks: set()}
 }
 

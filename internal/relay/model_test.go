@@ -59,6 +59,7 @@ func newHistory(seed uint64, plant *plant, log *slog.Logger) *history {
 		if i >= 2 {
 			sub.refuses = 50
 		}
+		sub.pipes, sub.silent = (seed+uint64(i))%3 == 0, 300
 		h.subs = append(h.subs, sub)
 	}
 	h.server.onMark = func(of event.Identity) {
@@ -165,6 +166,16 @@ func (h *history) step() {
 		h.server.mu.Lock()
 		h.server.used = h.IntN(h.server.used + 1)
 		h.server.mu.Unlock()
+	case op == 17: // the lease is lost and got again, and no one else has led
+		for _, l := range h.process.lanes {
+			l.Suspend()
+		}
+		h.process.replaying.Go(func() {
+			wait(h.process.run, 2*time.Second)
+			for _, l := range h.process.lanes {
+				l.Resume()
+			}
+		})
 	}
 }
 
@@ -263,6 +274,7 @@ func runModel(seed uint64, plant *plant, log *slog.Logger) []string {
 		h.watchConfirm()
 	}
 	h.recover()
+	time.Sleep(time.Second) // an Abort that no one waits for
 	return h.broken()
 }
 
@@ -302,7 +314,7 @@ func (h *history) broken() []string {
 			if slices.Contains(sub.lives, i) {
 				clear(lastOfLife)
 			}
-			if sub.moved[id] || seen[id] && sub.again[id] {
+			if sub.moved[id] || seen[id] && (sub.again[id] || sub.repeats[id]) {
 				seen[id] = true
 				continue
 			}
@@ -401,6 +413,8 @@ func TestModel_findsPlantedBugs(t *testing.T) {
 	finds := map[string]string{ // where only one kind of complaint will do
 		"owes nothing that stands still":  "P6: s",
 		"holds WAL for what is confirmed": "P6: nothing is confirmed",
+		"ends a key at its first report":  "P3: s",
+		"does not wait for an abort":      "P3: s",
 	}
 	for name, planted := range map[string]*plant{
 		"confirms too far":                   {confirmsTooFar: true},
@@ -415,6 +429,8 @@ func TestModel_findsPlantedBugs(t *testing.T) {
 		"confirms before it writes":          {confirmsFirst: true},
 		"owes nothing that stands still":     {neverOwes: true},
 		"holds WAL for what is confirmed":    {holdsConfirmed: true},
+		"ends a key at its first report":     {releasesEarly: true},
+		"does not wait for an abort":         {forgetsAbort: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -451,7 +467,7 @@ func fiveMinutesOfTrouble(t *testing.T, rate int) {
 			Backoff: lane.Backoff{Initial: 200 * time.Millisecond, Max: 30 * time.Second},
 		}
 		for _, sub := range h.subs {
-			sub.ordering, sub.refuses = lane.ByKey, 0
+			sub.ordering, sub.refuses, sub.silent = lane.ByKey, 0, 0
 		}
 		hanging, failing, picky, healthy := h.subs[0], h.subs[1], h.subs[2], h.subs[3]
 		hanging.hang, failing.down, picky.bad["k7"] = true, true, true

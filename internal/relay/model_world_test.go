@@ -95,6 +95,9 @@ type modelSubscriber struct {
 	had      sync.Map // ids that it has got, for who must not take mu
 	keys     map[string]string
 	busy     map[string]bool // keys in a call: never two at once
+	pipes    bool            // it reports delivery by delivery
+	silent   int             // of so many one is not reported before it is aborted; 0 for none
+	repeats  map[string]bool // ids that may come again without a crash
 	over     []string        // broken promises
 	// Owned by the history, by id:
 	repaired  map[string]bool // a repair or a person may bring it
@@ -165,21 +168,16 @@ func (m *modelSubscriber) within(key, id string) string {
 
 func (m *modelSubscriber) handle(ctx context.Context, alive func() bool, d subscriber.Delivery) error {
 	within := m.within(d.Key, d.OccurredAt)
+	m.enter(within, d)
+	defer m.leave(within)
+	return m.attempt(ctx, alive, d)
+}
+
+// attempt is what the subscriber's mood makes of a delivery.
+func (m *modelSubscriber) attempt(ctx context.Context, alive func() bool, d subscriber.Delivery) error {
 	m.mu.Lock()
-	if m.busy[within] {
-		m.over = append(m.over, fmt.Sprintf("two calls at once for %q", within))
-	}
-	m.busy[within] = true
-	if _, before := m.tried[d.OccurredAt]; !before {
-		m.tried[d.OccurredAt] = time.Now()
-	}
 	down, hang, bad, asks := m.down, m.hang, m.bad[d.Key], m.asks == d.Key
 	m.mu.Unlock()
-	defer func() {
-		m.mu.Lock()
-		delete(m.busy, within)
-		m.mu.Unlock()
-	}()
 	wait := time.Millisecond
 	if hang {
 		wait = time.Hour
@@ -463,6 +461,8 @@ type plant struct {
 	marksWhatIsOwed bool
 	neverOwes       bool // what stands still, so that it stays in the window
 	holdsConfirmed  bool // keeps WAL for a debt below the confirmed position
+	releasesEarly   bool // takes the first report of a key in a call for the report of all
+	forgetsAbort    bool // sends before what an earlier leadership has sent is aborted
 }
 
 // byPeople reports whether it is found where people do something, or the process dies at a write.
@@ -689,7 +689,11 @@ func startProcess(server *modelServer, subs []*modelSubscriber, budget int64, pl
 		if plant.neverOwes {
 			options.StallAfter = 10 * time.Hour
 		}
-		l := lane.New(i, modelOutlet{sub, p}, options, p.tracker, mortal{server.debt, p, plant}, lane.Stream{
+		var outlet subscriber.Subscriber = modelOutlet{sub, p}
+		if sub.pipes {
+			outlet = newModelPipeline(modelOutlet{sub, p}, plant)
+		}
+		l := lane.New(i, outlet, options, p.tracker, mortal{server.debt, p, plant}, lane.Stream{
 			Term:   func() int64 { return 1 },
 			Passed: at, Horizon: horizon,
 			Crowds:  func() bool { return !plant.neverOwes && p.tracker.Crowds(i) },

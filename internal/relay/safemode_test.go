@@ -31,6 +31,7 @@ const (
 	victimDSN  = "RELAY_TEST_VICTIM_DSN"
 	victimSlot = "RELAY_TEST_VICTIM_SLOT"
 	victimFree = "RELAY_TEST_VICTIM_FREE"
+	victimPipe = "RELAY_TEST_VICTIM_PIPE"
 	killed     = 7 // exit code
 )
 
@@ -52,13 +53,17 @@ func victim(dsn string) {
 		os.Exit(1)
 	}
 	writing := func(name string) subscriber.Subscriber {
-		return subscribertest.Handling(name, func(ctx context.Context, d subscriber.Delivery) error {
+		sub := subscribertest.Handling(name, func(ctx context.Context, d subscriber.Delivery) error {
 			if name == "fragile" && d.ID == "killer" {
 				os.Exit(killed)
 			}
 			_, err := pool.Exec(ctx, `INSERT INTO public.taken VALUES ($1, $2)`, name, d.ID)
 			return err
 		})
+		if os.Getenv(victimPipe) != "" {
+			return sub.InPipeline()
+		}
+		return sub
 	}
 	o := relay.Options{
 		Pool: pool, ReplicationURL: dsn, Slot: os.Getenv(victimSlot), Publication: "walpost",
@@ -68,7 +73,7 @@ func victim(dsn string) {
 	}
 	for _, name := range []string{"fragile", "sturdy"} {
 		o.Subscriptions = append(o.Subscriptions, relay.Subscription{Subscriber: writing(name), Lane: lane.Options{
-			Ordering: lane.ByKey, Concurrency: 8, Timeout: 10 * time.Second, StallAfter: time.Minute,
+			Ordering: lane.ByKey, Concurrency: 8, Batch: 500, Timeout: 10 * time.Second, StallAfter: time.Minute,
 			Backoff: lane.Backoff{Initial: 10 * time.Millisecond, Max: 100 * time.Millisecond},
 		}})
 	}
@@ -80,9 +85,18 @@ func victim(dsn string) {
 }
 
 // An event that ends the process is found after a few lives without progress and becomes a dead letter; everything else is
-// delivered.
+// delivered. A pipeline, too, has one event at a time then.
 func TestRelay_findsTheEventThatKillsItsProcess(t *testing.T) {
 	t.Parallel()
+	for name, env := range map[string][]string{"calls": nil, "pipeline": {victimPipe + "=1"}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			findsTheKiller(t, env)
+		})
+	}
+}
+
+func findsTheKiller(t *testing.T, env []string) {
 	db := testdb.New(t)
 	db.Exec(`CREATE TABLE taken (subscriber text, event_id text)`)
 	streaming(t, options(t, db, newChanging("fragile", taking), newChanging("sturdy", taking))).shutDown()
@@ -105,7 +119,7 @@ func TestRelay_findsTheEventThatKillsItsProcess(t *testing.T) {
 		if lives == 20 { // a life in which something was confirmed does not count
 			t.Fatal("20 lives did not find the event that ends them")
 		}
-		found = oneLife(t, db, func() bool { return len(dead(db)) > 0 && len(has("fragile")) == 20 && len(has("sturdy")) == 21 })
+		found = oneLife(t, db, func() bool { return len(dead(db)) > 0 && len(has("fragile")) == 20 && len(has("sturdy")) == 21 }, env...)
 	}
 	t.Logf("found in life %d", lives)
 	if got, want := dead(db), []string{"fragile/killer"}; !slices.Equal(got, want) {

@@ -67,15 +67,21 @@ type BatchSubscriber interface {
 // The lane has at most one call under way per key, until the last delivery of that key in it is reported: a pipeline may
 // report in any order. An event of the key that failed is followed in the same call by later ones: a pipeline that cannot
 // keep them from being stored reports them as they ended, and one that has not sent them reports ErrHeld.
+//
+// A lane calls Send and Abort, and never Handle. Calls of Send overlap; at most in_flight deliveries are unreported at a
+// time. A delivery that is not reported within the subscriber's timeout is named, its key waits for the report, and it
+// keeps its room: a pipeline that can tell that it will not know soon reports Away.
 type Pipeline interface {
 	Subscriber
 	// Send hands over deliveries, in commit order per key, and returns when there is room for more. It calls done
 	// exactly once for each of them, by its index, from any goroutine, also before Send returns and also when ctx has
-	// ended. done is quick and never calls back. ctx lives as long as the leadership under which the deliveries go out;
-	// it has no deadline of a call. The slice belongs to the pipeline until the last delivery is reported.
+	// ended: then it hands nothing over. done is quick and never calls back; a second report of a delivery, or one of an
+	// index that there is not, is a panic. ctx lives as long as the leadership under which the deliveries go out; it has
+	// no deadline of a call. The slice belongs to the pipeline until the last delivery is reported.
 	Send(ctx context.Context, deliveries []Delivery, done func(i int, err error))
 	// Abort returns once nothing that was sent can reach the destination any more, or when ctx ends. What it gives up is
-	// reported with an error. Send may be called again afterwards, under another leadership.
+	// reported with an error. It is called when the context of what was sent has ended, also while a Send runs, or after
+	// a panic of Send. Send may be called again afterwards, and is not before.
 	Abort(ctx context.Context) error
 }
 
