@@ -226,8 +226,8 @@ func (c *call) report(index int, key string, err error) {
 	c.done(index, err)
 }
 
-// settle reports a delivery that was handed to the client.
-func (x *sending) settle(err error) {
+// endRecord reports a delivery that was handed to the client.
+func (x *sending) endRecord(err error) {
 	x.report(x.index, x.key, err)
 	if x.unreported.Add(-1) == 0 {
 		x.stopWaiting()

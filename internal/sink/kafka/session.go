@@ -65,7 +65,7 @@ func (s *session) produce(x *sending) {
 			s.sendAlone(x)
 			return
 		}
-		x.settle(s.kafka.judge(x.ctx, r, err))
+		x.endRecord(s.kafka.judge(x.ctx, r, err))
 	})
 }
 
@@ -101,15 +101,15 @@ func (s *session) workAlone() {
 		s.mu.Unlock()
 		switch {
 		case s.ended.Err() != nil:
-			x.settle(s.kafka.judge(x.ctx, x.record, kgo.ErrAborting))
+			x.endRecord(s.kafka.judge(x.ctx, x.record, kgo.ErrAborting))
 		case x.hasFailed(x.key):
-			x.settle(subscriber.ErrHeld)
+			x.endRecord(subscriber.ErrHeld)
 		default:
 			again := *x.record
 			patient, cancel := context.WithTimeoutCause(x.ctx, s.kafka.Timeout, errNotTaken)
 			err := client.ProduceSync(patient, &again).FirstErr()
 			cancel()
-			x.settle(s.kafka.judge(x.ctx, x.record, err))
+			x.endRecord(s.kafka.judge(x.ctx, x.record, err))
 		}
 	}
 }
