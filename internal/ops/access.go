@@ -3,11 +3,10 @@ package ops
 import (
 	"crypto/sha256"
 	"crypto/subtle"
-	"net"
 	"net/http"
-	"net/netip"
 	"strings"
 
+	"github.com/backendstart/walpost/internal/httpserver"
 	"github.com/backendstart/walpost/internal/safefile"
 )
 
@@ -38,9 +37,9 @@ func (s *Server) refuseRead(r *http.Request) *refusal {
 		return nil
 	case s.listens == onNetwork:
 		return &refusal{http.StatusForbidden, "beyond loopback this needs a token, and none is set: " + tokenWay}
-	case !isLoopback(hostPort(r.Host)):
+	case !httpserver.IsLoopback(r.Host):
 		return &refusal{http.StatusForbidden, "use the name localhost or a loopback address in the URL, or " + tokenWay}
-	case isForwarded(r.Header):
+	case httpserver.IsForwarded(r.Header):
 		return &refusal{http.StatusForbidden, "a proxy has forwarded this request, so its sender is unknown: " + tokenWay}
 	}
 	return nil
@@ -75,16 +74,6 @@ func (s *Server) refuse(w http.ResponseWriter, r *refusal) {
 	s.problem(w, r.status, r.detail)
 }
 
-// isForwarded finds the headers by which a proxy says for whom it asks (RFC 7239, and its forerunners).
-func isForwarded(header http.Header) bool {
-	for name := range header {
-		if name == "Forwarded" || strings.HasPrefix(name, "X-Forwarded-") {
-			return true
-		}
-	}
-	return false
-}
-
 // reach is who can connect to the listener.
 type reach int
 
@@ -98,27 +87,8 @@ func reachOf(listen string) reach {
 	switch {
 	case strings.HasPrefix(listen, "unix:"):
 		return onSocket
-	case isLoopback(listen):
+	case httpserver.IsLoopback(listen):
 		return onLoopback
 	}
 	return onNetwork
-}
-
-// hostPort completes a Host header, which leaves out port 80.
-func hostPort(host string) string {
-	if _, _, err := net.SplitHostPort(host); err != nil {
-		return net.JoinHostPort(strings.Trim(host, "[]"), "80")
-	}
-	return host
-}
-
-// isLoopback trusts addresses and the one name that stands for them; other names may resolve to
-// something else tomorrow.
-func isLoopback(listen string) bool {
-	host, _, err := net.SplitHostPort(listen)
-	if err != nil {
-		return false
-	}
-	addr, err := netip.ParseAddr(host)
-	return strings.EqualFold(host, "localhost") || err == nil && addr.Unmap().IsLoopback()
 }

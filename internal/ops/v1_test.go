@@ -299,6 +299,7 @@ func TestAccess_isDecidedAlikeOnEveryRoute(t *testing.T) {
 		{"by IPv6", listenTCP, "", []string{"Host", "[::1]:8081"}, 0, 403},
 		{"by a name that leads to loopback", listenTCP, "", []string{"Host", "evil.example:8081"}, 403, 403},
 		{"through a proxy of RFC 7239", listenTCP, "", []string{"Forwarded", "for=10.1.1.1"}, 403, 403},
+		{"through a proxy that says no more", listenTCP, "", []string{"Via", "1.1 proxy"}, 403, 403},
 		{"through another proxy", listenTCP, "", []string{"X-Forwarded-For", "10.1.1.1"}, 403, 403},
 		{"through one that names the host alone", listenTCP, "", []string{"x-forwarded-host", "relay.example"}, 403, 403},
 		{"on a socket of its owner", listenSocket, "", []string{"Host", "walpost"}, 0, 0},

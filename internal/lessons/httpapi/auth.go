@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"net/netip"
 	"strconv"
-	"strings"
+
+	"github.com/backendstart/walpost/internal/httpserver"
 )
 
 // Auth tells on whose behalf a request comes: the id of a user, always positive. A Forbidden is answered with 403 and
@@ -29,7 +29,7 @@ func NewDevAuth(listen string) (Auth, error) {
 	if err != nil {
 		return nil, fmt.Errorf("dev auth: listen address: %w", err)
 	}
-	if !isLoopbackHost(host) {
+	if !httpserver.IsLoopback(host) {
 		return nil, fmt.Errorf("dev auth: listen address %q is not a loopback address, and dev auth trusts every caller: "+
 			"listen on 127.0.0.1, or set WALPOST_AUTH=jwt", listen)
 	}
@@ -50,32 +50,15 @@ func checkLocal(r *http.Request) error {
 	origin, isPage := r.Header["Origin"]
 	site := r.Header.Get("Sec-Fetch-Site") // which page asks, by a browser; none is the person at the browser
 	switch {
-	case !isLoopbackHost(hostOf(r.Host)):
+	case !httpserver.IsLoopback(r.Host):
 		return Forbidden("dev auth answers under localhost and loopback addresses only")
 	case site != "" && site != "same-origin" && site != "none", isPage && (len(origin) != 1 || origin[0] != "http://"+r.Host):
 		return Forbidden("dev auth does not answer to pages of other sites")
 	}
-	for name := range r.Header {
-		if name == "Forwarded" || strings.HasPrefix(name, "X-Forwarded-") {
-			return Forbidden("dev auth does not answer to what a proxy forwards")
-		}
+	if httpserver.IsForwarded(r.Header) {
+		return Forbidden("dev auth does not answer to what a proxy forwards")
 	}
 	return nil
-}
-
-// isLoopbackHost trusts addresses and the one name that stands for them; other names may resolve to something else
-// tomorrow.
-func isLoopbackHost(host string) bool {
-	addr, err := netip.ParseAddr(host)
-	return strings.EqualFold(host, "localhost") || err == nil && addr.Unmap().IsLoopback()
-}
-
-// hostOf is the host of a Host header or of an address, without its port.
-func hostOf(address string) string {
-	if host, _, err := net.SplitHostPort(address); err == nil {
-		return host
-	}
-	return strings.Trim(address, "[]")
 }
 
 // parseUser reads a positive int64 in the one way to write it, so that a user has one name only.

@@ -346,6 +346,7 @@ func TestDevAuth_keepsPagesOfOtherSitesOut(t *testing.T) {
 		"a name that leads to loopback":  {"evil.example:8080", nil, http.StatusForbidden},
 		"that name as origin":            {"evil.example:8080", []string{"Origin", "http://evil.example:8080", "Sec-Fetch-Site", "same-origin"}, http.StatusForbidden},
 		"what a proxy forwards":          {"127.0.0.1:8080", []string{"X-Forwarded-For", "10.1.1.1"}, http.StatusForbidden},
+		"what a silent proxy forwards":   {"127.0.0.1:8080", []string{"Via", "1.1 proxy"}, http.StatusForbidden},
 		"what a newer proxy forwards":    {"127.0.0.1:8080", []string{"Forwarded", "for=10.1.1.1"}, http.StatusForbidden},
 		"a name that begins like ours":   {"localhost.evil.example", nil, http.StatusForbidden},
 		"an address that begins so, too": {"127.0.0.1.evil.example", nil, http.StatusForbidden},

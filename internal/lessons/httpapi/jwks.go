@@ -23,6 +23,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promauto"
 	"golang.org/x/time/rate"
 
+	"github.com/backendstart/walpost/internal/httpserver"
 	"github.com/backendstart/walpost/internal/safefile"
 )
 
@@ -125,7 +126,7 @@ func newKeySet(ctx context.Context, o JWTOptions) (*keySet, error) {
 		k.read = func(context.Context) ([]publicKey, error) { return readKeys(o.JWKS) }
 	case address.User != nil:
 		return nil, errors.New("WALPOST_JWKS_URL must not carry a user or password")
-	case address.Scheme == "http" && !isLoopbackHost(address.Hostname()):
+	case address.Scheme == "http" && !httpserver.IsLoopback(address.Hostname()):
 		return nil, fmt.Errorf("WALPOST_JWKS_URL %s: whoever is on the way could put keys in: use https", o.JWKS)
 	default:
 		k.read = newKeyFetcher(o.JWKS).fetch
