@@ -378,6 +378,30 @@ func (s *Store) Changes(ctx context.Context, subscriber string) (lane.Changes, e
 	return look, nil
 }
 
+// HeldSince is when the oldest event committed that waits for one of the subscribers and is not below what is recorded as
+// confirmed; zero when there is none.
+func (s *Store) HeldSince(ctx context.Context, subscribers []string) (time.Time, error) {
+	slot, err := store.ReadSlotRecord(ctx, s.pool, s.slot)
+	if err != nil || slot == nil {
+		return time.Time{}, err
+	}
+	var micros *int64 // since 1970
+	err = s.pool.QueryRow(ctx, `
+		SELECT min(extract(epoch FROM o.committed_at) * 1000000)::bigint
+		FROM unnest($2::text[]) AS a(subscriber) CROSS JOIN LATERAL (
+			SELECT coalesce(o.committed_at, o.recorded_at) AS committed_at FROM walpost.owed o
+			WHERE o.slot = $1 AND o.subscriber = a.subscriber AND o.state = 'waiting' AND (o.epoch, o.commit_lsn, o.ordinal) >= ($3::int, $4::text::pg_lsn, 0)
+			ORDER BY o.epoch, o.commit_lsn, o.ordinal LIMIT 1) o`,
+		s.slot, subscribers, slot.Epoch, slot.Confirmed.String()).Scan(&micros)
+	if err != nil {
+		return time.Time{}, fmt.Errorf("look since when a debt holds WAL: %w", err)
+	}
+	if micros == nil {
+		return time.Time{}, nil
+	}
+	return time.UnixMicro(*micros), nil
+}
+
 // holds is the position of the oldest waiting delivery that is not below what is recorded as confirmed, nil for none.
 func (s *Store) holds(ctx context.Context, subscriber string) (*event.Position, error) {
 	var at event.Position

@@ -17,7 +17,7 @@ import (
 func clean(t *testing.T, db *testdb.DB, table *outbox.Table, batch int) (deleted int64, more bool, err error) {
 	t.Helper()
 	err = postgres.InTx(t.Context(), db.Pinned, func(tx pgx.Tx) error {
-		deleted, more, err = table.Clean(t.Context(), tx, slot, batch, debt.SparedSQL)
+		deleted, more, err = table.Clean(t.Context(), tx, slot, batch, time.Time{}, debt.SparedSQL)
 		return err
 	})
 	return deleted, more, err

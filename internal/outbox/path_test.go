@@ -142,7 +142,7 @@ func TestPath_leadsToTheSameInStreamTableAndSQL(t *testing.T) {
 			db.Exec(`UPDATE o SET published_at = now() - interval '2 hours'`)
 			// Retention compares identities in SQL: what is spared stays, and no other row.
 			err = postgres.InTx(t.Context(), db.Pinned, func(tx pgx.Tx) error {
-				_, _, err := table.Clean(t.Context(), tx, "s", 1000, func(_, id, occurrence string) (string, string) {
+				_, _, err := table.Clean(t.Context(), tx, "s", 1000, time.Time{}, func(_, id, occurrence string) (string, string) {
 					return `kept AS (SELECT $1::text)`, `(` + id + ` = 'e-1' AND ` + occurrence + ` = '2026-01-02T03:04:05Z')`
 				})
 				return err

@@ -123,7 +123,7 @@ func (b *builder) start(ctx, hard context.Context, p *parts, watch func(context.
 	others.Go(func() { p.recorder.run(recording, hard) })
 	others.Go(func() { watch(ctx) })
 	others.Go(func() { b.lead.keepLead(ctx, p.lanes, stop) })
-	others.Go(func() { (&cleaner{b.base}).run(ctx, p.ledger) })
+	others.Go(func() { (&cleaner{b.base}).run(ctx, p) })
 	others.Go(func() { newReplayer(b.base, p).run(ctx, recording) })
 	go func() {
 		lanes.Wait()

@@ -20,17 +20,24 @@ const (
 type cleaner struct{ *base }
 
 // run cleans until ctx ends.
-func (c *cleaner) run(ctx context.Context, ledger *tableLedger) {
+func (c *cleaner) run(ctx context.Context, p *parts) {
 	ticker := time.NewTicker(retentionInterval)
 	defer ticker.Stop()
 	for {
 		var longest time.Duration
-		tables := ledger.tables.BySource()
+		tables := p.ledger.tables.BySource()
+		before, err := c.heldSince(ctx, p)
+		if err != nil {
+			if ctx.Err() == nil {
+				c.Log.Warn("cannot look what the slot would bring again, will try again; no old row is deleted meanwhile", "wait", retentionInterval, "err", err)
+			}
+			tables = nil
+		}
 		for _, table := range tables {
 			longest = max(longest, table.Source.Retention)
 			c.cleanBatches(ctx, "delete old outbox rows", func() (deleted int64, more bool, err error) {
 				err = postgres.InTx(ctx, c.Pool, func(tx pgx.Tx) error {
-					deleted, more, err = table.Clean(ctx, tx, c.Slot, retentionBatch, debt.SparedSQL)
+					deleted, more, err = table.Clean(ctx, tx, c.Slot, retentionBatch, before, debt.SparedSQL)
 					return err
 				})
 				return deleted, more, err
@@ -50,6 +57,29 @@ func (c *cleaner) run(ctx context.Context, ledger *tableLedger) {
 			return
 		}
 	}
+}
+
+// heldSince is the time before which everything that was published is confirmed; zero where all of it is. The slot brings
+// the rest again in a repair, and what is marked of that is known by its row.
+func (c *cleaner) heldSince(ctx context.Context, p *parts) (time.Time, error) {
+	var names []string
+	for _, sub := range c.Subscriptions {
+		names = append(names, sub.Subscriber.Name())
+	}
+	since, err := c.owed.HeldSince(ctx, names)
+	if err != nil {
+		return since, err
+	}
+	for i := range p.lanes {
+		if _, oldest := p.tracker.OpenOf(i); oldest != nil && (since.IsZero() || oldest.CommittedAt.Before(since)) {
+			since = oldest.CommittedAt
+		}
+	}
+	if since.IsZero() {
+		return since, nil
+	}
+	// A row is published after its event has committed, and the times of commits are in the order of the WAL but for moments.
+	return since.Add(-time.Minute), nil
 }
 
 func (c *cleaner) cleanBatches(ctx context.Context, what string, batch func() (int64, bool, error)) {

@@ -281,3 +281,42 @@ func TestRelay_deletesOldRowsOnlyWhenNoOneNeedsThem(t *testing.T) {
 		t.Errorf("left are %v, want %v", got, want)
 	}
 }
+
+// S-294: a debt holds the confirmed position, so that a repair would bring again what committed after it and is marked. Retention
+// spares the rows of that, by which the relay knows.
+func TestRelay_keepsOldRowsThatTheSlotStillBrings(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	sub := newChanging("sub", func(_ context.Context, d subscriber.Delivery) error {
+		if d.Key == "away" {
+			return errAway
+		}
+		return nil
+	})
+	run := func(retention time.Duration) *running {
+		o := owing(options(t, db, sub))
+		o.Sources[0].Retention = retention
+		return streaming(t, o)
+	}
+	r := run(0)
+	insert(db, "before", "a")
+	eventually(t, "its mark", func() bool { return unmarked(db) == 0 })
+	db.Exec(`UPDATE outbox SET published_at = now() - interval '1 hour'`)
+	insert(db, "owed", "away")
+	awaitOwed(t, db, "sub", 1)
+	insert(db, "behind", "a")
+	eventually(t, "its mark", func() bool { return unmarked(db) == 1 })
+	r.shutDown()
+
+	r = run(time.Nanosecond)
+	eventually(t, "what is confirmed is deleted", func() bool { return db.Int(`SELECT count(*) FROM outbox WHERE event_id = 'before'`) == 0 })
+	if got, want := db.Texts(`SELECT event_id FROM outbox ORDER BY 1`), []string{"behind", "owed"}; !slices.Equal(got, want) {
+		t.Errorf("left are %v, want %v", got, want)
+	}
+	sub.behave(taking)
+	eventually(t, "nothing is owed", func() bool { return unmarked(db) == 0 && owed(db, "sub", "waiting") == 0 })
+	r.shutDown()
+
+	run(time.Nanosecond)
+	eventually(t, "all of it is deleted", func() bool { return db.Int(`SELECT count(*) FROM outbox`) == 0 })
+}
