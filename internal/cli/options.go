@@ -17,6 +17,7 @@ import (
 	"github.com/backendstart/walpost/internal/config"
 	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/internal/printable"
 	"github.com/backendstart/walpost/migrations"
 )
 
@@ -159,21 +160,12 @@ func plain(text string, n int) string {
 	return text
 }
 
-// age says how long ago something was, in its largest unit or two: "45s", "12m", "3h20m", "5d".
+// age says how long ago something was.
 func age(now, then time.Time) string {
 	if then.IsZero() {
 		return "-"
 	}
-	d := max(0, now.Sub(then))
-	switch {
-	case d < time.Minute:
-		return fmt.Sprintf("%ds", d/time.Second)
-	case d < time.Hour:
-		return fmt.Sprintf("%dm", d/time.Minute)
-	case d < 24*time.Hour:
-		return fmt.Sprintf("%dh%02dm", d/time.Hour, d%time.Hour/time.Minute)
-	}
-	return fmt.Sprintf("%dd", d/(24*time.Hour))
+	return printable.Age(now.Sub(then))
 }
 
 // tableOf are counts as rows for columns.

@@ -550,7 +550,7 @@ var sourceFaults = []fault{
 				return h.db.Int("SELECT n_dead_tup FROM pg_stat_all_tables WHERE relid = 'outbox'::regclass") > 10_000
 			})
 		}},
-	{name: "has waited for a day", check: "oldest-unpublished", level: doctor.Warning, says: "has waited for 24h0m",
+	{name: "has waited for a day", check: "oldest-unpublished", level: doctor.Warning, says: "has waited for 1d",
 		seed: run("INSERT INTO outbox (event_id, event_type, payload, created_at) VALUES ('1', 'x', '{}', now() - interval '1 day')"),
 		do:   (*harness).relay},
 }

@@ -176,7 +176,7 @@ func checkSlotDanger(ctx context.Context, c *checker) ([]Finding, error) {
 	fix.Do = joined(fix.Do, "start the relay if it does not run; walpost status says who holds the WAL")
 	left := "any time"
 	if rate > 0 {
-		left = time.Duration(float64(safe) / rate * float64(time.Second)).Round(time.Second).String()
+		left = printable.Age(time.Duration(min(float64(safe)/rate, 1e9) * float64(time.Second)))
 	}
 	text := fmt.Sprintf("the slot keeps %s of WAL, and is lost when %s more are written; at the rate of late that takes %s", printable.Size(slot.RetainedBytes), printable.Size(safe), left)
 	const why = "a lost slot must begin again from the tables, and what has no table is gone"
@@ -207,7 +207,7 @@ func checkOldTransactions(ctx context.Context, c *checker) ([]Finding, error) {
 		return nil, err
 	}
 	_, err = pgx.ForEachRow(rows, []any{&pid, &role, &state, &age}, func() error {
-		found = append(found, warning(fmt.Sprintf("a transaction of role %q has been open for %v (%s)", role, age.Round(time.Second), state), why,
+		found = append(found, warning(fmt.Sprintf("a transaction of role %q has been open for %s (%s)", role, printable.Age(age), state), why,
 			&Fix{Do: fmt.Sprintf("find out what it does (SELECT * FROM pg_stat_activity WHERE pid = %d), and let the program that began it end it", pid)}).about("pid "+strconv.Itoa(pid)))
 		return nil
 	})
@@ -222,7 +222,7 @@ func checkOldTransactions(ctx context.Context, c *checker) ([]Finding, error) {
 		return nil, err
 	}
 	_, err = pgx.ForEachRow(rows, []any{&gid, &role, &age}, func() error {
-		found = append(found, warning(fmt.Sprintf("a prepared transaction of role %q has waited for %v", role, age.Round(time.Second)), why,
+		found = append(found, warning(fmt.Sprintf("a prepared transaction of role %q has waited for %s", role, printable.Age(age)), why,
 			&Fix{Do: "let its transaction manager commit it or roll it back; it is in pg_prepared_xacts"}).about(gid))
 		return nil
 	})

@@ -13,6 +13,7 @@ import (
 	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/postgres"
+	"github.com/backendstart/walpost/internal/printable"
 )
 
 func identifiers(tables []*outbox.Table) []pgx.Identifier {
@@ -255,7 +256,7 @@ func checkOldestUnpublished(ctx context.Context, c *checker) ([]Finding, error) 
 			return nil, err
 		}
 		if age := now.Sub(oldest); !oldest.IsZero() && age > c.OldAfter {
-			found = append(found, warning(fmt.Sprintf("the oldest unpublished row of %s has waited for %v", relation(table), age.Round(time.Second)),
+			found = append(found, warning(fmt.Sprintf("the oldest unpublished row of %s has waited for %s", relation(table), printable.Age(age)),
 				"no relay runs, or a subscriber has not had the event; only then is a row marked",
 				&Fix{Do: "start the relay, or see with walpost status who is owed, and with walpost deadletters list what waits for a person"}).about(table.Source.Name))
 		}
