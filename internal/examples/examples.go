@@ -31,6 +31,7 @@ type example struct {
 	migrate []string       // further arguments of walpost migrate
 	topics  map[string]int // with so many partitions; none: it needs no broker
 	open    string         // counts the rows that are not published
+	posts   int            // that a receiver of webhooks gets; none: it needs no receiver
 	look    []string       // queries whose result is printed
 }
 
@@ -39,9 +40,13 @@ var known = map[string]example{
 		migrate: []string{"--lessons"},
 		open:    "SELECT count(*) FROM school.outbox WHERE published_at IS NULL",
 		look: []string{
-			"SELECT user_id, string_agg(lesson_slug, ' ') FROM analytics_events GROUP BY 1 ORDER BY 1",
+			"SELECT user_id, string_agg(lesson_slug, ' ' ORDER BY ctid) FROM analytics_events GROUP BY 1 ORDER BY 1",
 			"SELECT count(*) AS rows, count(published_at) AS published, sum(attempts) AS failed_attempts FROM school.outbox",
 		},
+	},
+	"messages": {
+		posts: 10,
+		look:  []string{"SELECT status, count(*) FROM orders GROUP BY 1"},
 	},
 	"payments": {
 		topics: map[string]int{"payments": 6},
@@ -99,17 +104,30 @@ func Run(ctx context.Context, program, folder string, out io.Writer) (err error)
 		}
 		r.env = append(r.env, "KAFKA_BROKER="+broker.Address())
 	}
+	var receiver *receiver
+	if e.posts > 0 {
+		receiver = startReceiver(r)
+		r.env = append(r.env, "WEBHOOK_URL="+receiver.url, "WEBHOOK_SECRET="+receiver.secret)
+	}
 	r.execute(db, "schema.sql")
 	r.walpost(append([]string{"migrate"}, e.migrate...)...)
 	relay := r.startRelay()
 	r.execute(db, "traffic.sql")
-	r.await("every row is published", func() bool {
-		var open int
-		if err := db.QueryRow(ctx, e.open).Scan(&open); err != nil {
-			r.Fatal(err)
+	if e.open != "" {
+		r.await("every row is published", func() bool {
+			var open int
+			if err := db.QueryRow(ctx, e.open).Scan(&open); err != nil {
+				r.Fatal(err)
+			}
+			return open == 0
+		})
+	}
+	if receiver != nil {
+		r.await("the receiver has all", func() bool { return len(receiver.got()) >= e.posts })
+		for _, post := range receiver.got() {
+			r.printf("POST %s", post)
 		}
-		return open == 0
-	})
+	}
 	for topic := range e.topics {
 		for _, record := range broker.Records(r, topic) {
 			headers := ""

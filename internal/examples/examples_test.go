@@ -2,6 +2,7 @@ package examples
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -24,5 +25,29 @@ func TestExamples_lessonsRunsToItsEnd(t *testing.T) {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%q is not in\n%s", want, out.String())
 		}
+	}
+}
+
+func TestExamples_messagesRunsToItsEnd(t *testing.T) {
+	var out bytes.Buffer
+	if err := Run(t.Context(), testprogram.Binary(t), folder("messages"), &out); err != nil {
+		t.Fatalf("%v\n%s", err, out.String())
+	}
+	text := out.String()
+	if n := strings.Count(text, "POST order-"); n != 10 {
+		t.Errorf("%d events, want 10", n)
+	}
+	for n := 1; n <= 5; n++ {
+		made := strings.Index(text, fmt.Sprintf("POST order-%d-made order.made key=%d {\"order_id\": %d}", n, n, n))
+		paid := strings.Index(text, fmt.Sprintf("POST order-%d-paid order.paid key=%d", n, n))
+		if made < 0 || paid < made {
+			t.Errorf("order %d: its events stand at %d and %d", n, made, paid)
+		}
+	}
+	if strings.Contains(text, "order-1-lost") || !strings.Contains(text, "[paid 5]") || !strings.Contains(text, "stopped clean") {
+		t.Error("an event that was rolled back, other orders, or no clean stop")
+	}
+	if t.Failed() {
+		t.Log(text)
 	}
 }
