@@ -104,9 +104,6 @@ func TestProgram_runsNothingThatAnotherRoleHasMade(t *testing.T) {
 
 	env := map[string]string{"WALPOST_DATABASE_URL": dsn, "WALPOST_AUTH": "dev"}
 	ran := map[string]bool{}
-	for command := range withoutDatabase {
-		ran[command] = true
-	}
 	run := func(command string) {
 		t.Helper()
 		for _, leaf := range commandsOf(reflect.TypeFor[commands](), "") {
@@ -165,7 +162,7 @@ func TestProgram_runsNothingThatAnotherRoleHasMade(t *testing.T) {
 	}
 
 	for _, leaf := range commandsOf(reflect.TypeFor[commands](), "") {
-		if !ran[leaf] {
+		if first, _, _ := strings.Cut(leaf, " "); !ran[leaf] && withoutDatabase[first] == "" {
 			t.Errorf("walpost %s is not run", leaf)
 		}
 	}
@@ -187,7 +184,7 @@ func TestProgram_runsNothingThatAnotherRoleHasMade(t *testing.T) {
 // withoutDatabase are the commands that the test does not run as such.
 var withoutDatabase = map[string]string{
 	"demo": "makes a server of its own", "bench": "makes a server of its own", "api": "the test starts one", "relay": "the test starts some",
-	"bench-part run": "another command", "bench-part receive": "asks no database", "bench-part post": "asks no database", "bench-part clean": "removes a database of the bench",
+	"bench-part": "its parts are processes of a bench, with its server",
 	"tail": "asks the relay alone, at a route that is visited", "token": "asks no database", "completion": "asks no database", "version": "asks no database",
 }
 
