@@ -185,7 +185,7 @@ func TestProgram_runsNothingThatAnotherRoleHasMade(t *testing.T) {
 var withoutDatabase = map[string]string{
 	"demo": "makes a server of its own", "bench": "makes a server of its own", "api": "the test starts one", "relay": "the test starts some",
 	"bench-part": "its parts are processes of a bench, with its server",
-	"tail": "asks the relay alone, at a route that is visited", "token": "asks no database", "completion": "asks no database", "version": "asks no database",
+	"tail":       "asks the relay alone, at a route that is visited", "token": "asks no database", "completion": "asks no database", "version": "asks no database",
 }
 
 // commandsOf are the commands of a grammar that have no further ones below them.
