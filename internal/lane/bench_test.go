@@ -19,6 +19,16 @@ func (instant) Wants(string) bool                                        { retur
 func (instant) Handle(context.Context, subscriber.Delivery) error        { return nil }
 func (instant) HandleBatch(context.Context, []subscriber.Delivery) error { return nil }
 
+// instantly is a pipeline that reports everything at once.
+type instantly struct{ instant }
+
+func (instantly) Send(_ context.Context, deliveries []subscriber.Delivery, done func(int, error)) {
+	for i := range deliveries {
+		done(i, nil)
+	}
+}
+func (instantly) Abort(context.Context) error { return nil }
+
 // counter tells when so many deliveries have finished.
 type counter struct {
 	*ack.Tracker // for what is not asked here
@@ -33,13 +43,16 @@ func (c counter) Finish(ends ...ack.End) {
 
 // BenchmarkLane is the cost of an event from Offer to its end, without that of the handler.
 func BenchmarkLane(b *testing.B) {
-	for _, test := range []struct{ keys, batch int }{{1000, 1}, {1, 1}, {1000, 500}, {1, 500}} {
-		b.Run(fmt.Sprintf("%d keys, batches of %d", test.keys, test.batch), func(b *testing.B) {
+	for _, test := range []struct {
+		keys, batch int
+		sub         subscriber.Subscriber
+	}{{1000, 1, instant{}}, {1, 1, instant{}}, {1000, 500, instant{}}, {1, 500, instant{}}, {1000, 500, instantly{}}, {1, 500, instantly{}}, {10000, 500, instantly{}}} {
+		b.Run(fmt.Sprintf("%d keys, batches of %d, %T", test.keys, test.batch, test.sub), func(b *testing.B) {
 			const window = 10000
 			done := counter{ack.New(ack.Window{}, 1, 0), make(chan struct{}, window)}
 			o := settings()
 			o.Batch = test.batch
-			l := newLane(instant{}, o, done, newDebt(nil), func() bool { return false })
+			l := newLane(test.sub, o, done, newDebt(nil), func() bool { return false })
 			ctx, cancel := context.WithCancel(b.Context())
 			ended := make(chan error)
 			go func() { ended <- l.Run(ctx, time.Minute) }()
