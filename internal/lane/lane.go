@@ -117,7 +117,7 @@ type Stream struct {
 type Lane struct {
 	number  int // of the subscriber, in the tracker
 	sub     subscriber.Subscriber
-	pipe    subscriber.Pipeline // sub, where it is one
+	pipe    *pipeline // sub, where it is a Pipeline; else nil
 	options Options
 	acks    Acks
 	ower    Ower
@@ -142,7 +142,6 @@ type Lane struct {
 	calls      map[*call]struct{}      // under way, overdue ones included; guarded by mu
 	overdue    int                     // of them; guarded by mu
 	slots      slots                   // of calls under way; guarded by mu
-	flight     flight                  // what a pipeline has not reported; guarded by mu
 	behind     time.Duration           // age of the last event when it was offered; guarded by mu
 	pressed    time.Time               // since when the others wait for this lane, zero while they do not; guarded by mu
 	held       int                     // deliveries offered and neither finished nor owed; guarded by mu
@@ -157,11 +156,8 @@ type Lane struct {
 	seen       []Attempt               // scratch of observe; guarded by mu
 	ends       []ack.End               // finished and not yet acknowledged; guarded by mu
 	items      slab.Of[item]           // guarded by mu
-	reports    reports                 // of a pipeline
 	spareCalls []*call                 // for calls to come; guarded by mu
 	warned     time.Time               // when a failure was last logged; guarded by mu
-	// warnedUnreported is when it was last logged that deliveries are not reported; guarded by mu.
-	warnedUnreported time.Time
 
 	deadSaid *rate.Limiter // lets lines of the log about dead letters through
 
@@ -173,14 +169,14 @@ type Lane struct {
 // New makes the lane of a subscriber whose deliveries carry number.
 func New(number int, sub subscriber.Subscriber, options Options, acks Acks, ower Ower, stream Stream, metrics *Metrics, log *slog.Logger) *Lane {
 	_, batches := sub.(subscriber.BatchSubscriber)
-	pipe, _ := sub.(subscriber.Pipeline)
+	pipe, reports := sub.(subscriber.Pipeline)
 	if options.InFlight <= 0 {
 		options.InFlight = DefaultInFlight
 	}
 	switch {
-	case options.Batch < 1 || !batches && pipe == nil:
+	case options.Batch < 1 || !batches && !reports:
 		options.Batch = 1
-	case pipe != nil:
+	case reports:
 		options.Batch = min(options.Batch, options.InFlight)
 	}
 	options.Concurrency = max(1, options.Concurrency)
@@ -193,7 +189,6 @@ func New(number int, sub subscriber.Subscriber, options Options, acks Acks, ower
 	l := &Lane{
 		number:  number,
 		sub:     sub,
-		pipe:    pipe,
 		options: options,
 		acks:    acks,
 		ower:    ower,
@@ -211,6 +206,9 @@ func New(number int, sub subscriber.Subscriber, options Options, acks Acks, ower
 		readerWake: make(chan struct{}, 1),
 	}
 	l.backlog = newBacklog(time.Now, l.breaker.keys.since)
+	if reports {
+		l.pipe = &pipeline{lane: l, sub: pipe}
+	}
 	return l
 }
 
@@ -289,7 +287,7 @@ func (l *Lane) Run(ctx context.Context, drain time.Duration) error {
 	endReading()
 	<-closed
 	abandon(errDrained)
-	err := l.awaitHandlers(l.abortAtStop())
+	err := l.awaitHandlers()
 	return errors.Join(err, d.recordOpen(deadline))
 }
 
@@ -336,7 +334,10 @@ func (l *Lane) drained() bool {
 }
 
 // awaitHandlers gives cancelled handlers a moment to return, and a pipeline one to abort.
-func (l *Lane) awaitHandlers(aborted <-chan struct{}) error {
+func (l *Lane) awaitHandlers() error {
+	l.mu.Lock()
+	aborted := l.pipe.abortAtStopLocked()
+	l.mu.Unlock()
 	ended := make(chan struct{})
 	go func() {
 		l.handler.Wait()
@@ -351,7 +352,7 @@ func (l *Lane) awaitHandlers(aborted <-chan struct{}) error {
 	case <-grace.C:
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		if l.flight.aborting() {
+		if l.pipe.abortingLocked() {
 			return fmt.Errorf("subscriber %q: its Abort does not return although its context has ended: what was sent may still reach its destination", l.Name())
 		}
 		return fmt.Errorf("subscriber %q: calls with events %v do not end: a handler ignores that its context has, or a dead letter cannot be recorded", l.Name(), l.inWorkLocked(func(*call) bool { return true }))
@@ -371,7 +372,7 @@ func (l *Lane) startCallsLocked() {
 
 // mayCallLocked reports whether a call may begin at all at this moment.
 func (l *Lane) mayCallLocked() bool {
-	return l.running && !l.suspended && !l.flight.aborting() && l.scope.mode != debtPaused
+	return l.running && !l.suspended && !l.pipe.abortingLocked() && l.scope.mode != debtPaused
 }
 
 // A runner is a call of the subscriber that has begun: a call, or a sending of a pipeline. run makes it, and returns
@@ -380,7 +381,7 @@ type runner interface{ run() runner }
 
 // nextCallLocked begins a call, or returns nil while there is nothing to do, or no slot or no room is free.
 func (l *Lane) nextCallLocked() runner {
-	for l.mayCallLocked() && l.slots.free(l.options.Concurrency) && l.roomLocked() > 0 {
+	for l.mayCallLocked() && l.slots.free(l.options.Concurrency) && l.pipe.roomLocked() > 0 {
 		if l.backlog.ready.empty() && len(l.backlog.retries) == 0 {
 			return nil
 		}
@@ -394,7 +395,7 @@ func (l *Lane) nextCallLocked() runner {
 		if len(c.items) > 0 {
 			l.slots.occupy(&c.slot)
 			if l.pipe != nil {
-				return l.splitLocked(c)
+				return l.pipe.splitLocked(c)
 			}
 			c.deliveries = l.addressLocked(c, c.deliveries)
 			l.calls[c] = struct{}{}
@@ -411,7 +412,7 @@ func (l *Lane) nextCallLocked() runner {
 // chooseLocked takes what goes into a call: keys that are well, or keys that fail. These ride apart and have
 // at most half of the slots, and of the room in a pipeline, so that a receiver that lets them wait delays no other key.
 func (l *Lane) chooseLocked(c *call, now time.Time) {
-	size := min(l.retryBatch, l.retryRoomLocked())
+	size := min(l.retryBatch, l.pipe.retryRoomLocked())
 	retry := size > 0 && l.slots.retries < max(1, l.options.Concurrency/2) && l.backlog.retries.due(now) != nil
 	if retry && (l.retryTurn || l.backlog.ready.empty()) {
 		l.retryTurn, c.slot.retry = false, true
@@ -421,7 +422,7 @@ func (l *Lane) chooseLocked(c *call, now time.Time) {
 		return
 	}
 	l.retryTurn = true
-	size = min(l.batch, l.roomLocked())
+	size = min(l.batch, l.pipe.roomLocked())
 	for len(c.items) < size {
 		q := l.backlog.nextReady()
 		if q == nil {

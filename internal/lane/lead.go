@@ -22,7 +22,7 @@ func (l *Lane) Suspend() {
 	if l.unlead != nil {
 		l.unlead(errSuspended)
 	}
-	l.startAbortLocked(l.options.Timeout)
+	l.pipe.startAbortLocked(l.options.Timeout)
 }
 
 // Suspended reports whether Resume is waited for. A lane suspends itself when it may not begin an attempt, and

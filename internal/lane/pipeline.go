@@ -32,6 +32,15 @@ import (
 // hand, so it is reached by what was recorded as owed while it was not reported.
 const maxFlightBytes = 64 << 20
 
+// pipeline is a subscriber that is a Pipeline, and what it has in hand. A nil one is of a subscriber that is none.
+type pipeline struct {
+	lane    *Lane
+	sub     subscriber.Pipeline
+	flight  flight    // guarded by Lane.mu
+	warned  time.Time // when it was last logged that deliveries are not reported; guarded by Lane.mu
+	reports reports
+}
+
 // flight is what a pipeline has in hand. All of it is guarded by Lane.mu.
 type flight struct {
 	open    int       // deliveries of calls that have not settled
@@ -45,30 +54,36 @@ type flight struct {
 	cutShort context.CancelFunc
 }
 
-func (f *flight) aborting() bool { return f.abort != nil }
+// abortingLocked reports whether nothing may be sent because an Abort is under way.
+func (pipe *pipeline) abortingLocked() bool { return pipe != nil && pipe.flight.abort != nil }
 
 // roomLocked is how many deliveries may be handed over at this moment.
-func (l *Lane) roomLocked() int {
-	if l.pipe == nil {
+func (pipe *pipeline) roomLocked() int {
+	switch {
+	case pipe == nil:
 		return math.MaxInt
-	}
-	if l.flight.bytes >= maxFlightBytes {
+	case pipe.flight.bytes >= maxFlightBytes:
 		return 0
 	}
-	return l.options.InFlight - l.flight.open
+	return pipe.lane.options.InFlight - pipe.flight.open
 }
 
 // retryRoomLocked is how many of them may be of keys that fail.
-func (l *Lane) retryRoomLocked() int {
-	if l.pipe == nil {
+func (pipe *pipeline) retryRoomLocked() int {
+	if pipe == nil {
 		return math.MaxInt
 	}
-	return min(l.roomLocked(), max(1, l.options.InFlight/2)-l.flight.retries)
+	return min(pipe.roomLocked(), max(1, pipe.lane.options.InFlight/2)-pipe.flight.retries)
+}
+
+// standsStillLocked reports whether nothing was reported for a while.
+func (pipe *pipeline) standsStillLocked(now time.Time) bool {
+	return pipe.flight.doubted == 0 && now.Sub(pipe.flight.moved) >= pipe.lane.options.Standstill
 }
 
 // sending is one Send of a pipeline. It is not used again: a pipeline that reports twice must be found out.
 type sending struct {
-	lane       *Lane
+	pipe       *pipeline
 	lead       context.Context // of the leadership under which it began
 	slot       slot            // guarded by Lane.mu
 	deliveries []subscriber.Delivery
@@ -100,10 +115,11 @@ const (
 )
 
 // splitLocked makes a Send of the items of a call, and a call for each of its keys.
-func (l *Lane) splitLocked(c *call) *sending {
-	s := &sending{lane: l, lead: c.lead, slot: c.slot, verdict: verdict{known: true}}
+func (pipe *pipeline) splitLocked(c *call) *sending {
+	l, f := pipe.lane, &pipe.flight
+	s := &sending{pipe: pipe, lead: c.lead, slot: c.slot, verdict: verdict{known: true}}
 	if len(l.calls) == l.overdue {
-		l.flight.moved = c.begun
+		f.moved = c.begun
 	}
 	for begin, end := 0, 0; begin < len(c.items); begin = end {
 		for end < len(c.items) && c.items[end].queue == c.items[begin].queue {
@@ -125,7 +141,7 @@ func (l *Lane) splitLocked(c *call) *sending {
 				p.dies = true
 			}
 		}
-		l.flight.bytes += p.bytes
+		f.bytes += p.bytes
 		s.parts = append(s.parts, p)
 		if p.sent == 0 {
 			s.unsent = append(s.unsent, p)
@@ -134,19 +150,19 @@ func (l *Lane) splitLocked(c *call) *sending {
 	}
 	s.open, s.verdict.open = len(s.parts), len(s.parts)
 	l.handler.Add(len(s.parts))
-	l.flight.open += len(s.deliveries)
+	f.open += len(s.deliveries)
 	if c.slot.retry {
-		l.flight.retries += len(s.deliveries)
+		f.retries += len(s.deliveries)
 	}
-	l.flight.sent = l.flight.sent || len(s.deliveries) > 0
+	f.sent = f.sent || len(s.deliveries) > 0
 	l.recycleLocked(c)
 	return s
 }
 
 // run hands the deliveries over, and returns another call that has begun.
 func (s *sending) run() runner {
-	l := s.lane
-	l.reports.end(l, s.unsent)
+	l := s.pipe.lane
+	s.pipe.reports.end(s.pipe, s.unsent)
 	s.unsent = nil
 	switch {
 	case len(s.deliveries) == 0:
@@ -155,7 +171,7 @@ func (s *sending) run() runner {
 	default:
 		s.watchReports()
 		if err := s.send(); err != nil {
-			<-l.abortNow()
+			<-s.pipe.abortNow()
 			s.giveUp(err, false)
 		}
 	}
@@ -171,7 +187,7 @@ func (s *sending) run() runner {
 }
 
 func (s *sending) setDoubtedLocked(doubted bool) {
-	f := &s.lane.flight
+	f := &s.pipe.flight
 	f.moved = time.Now()
 	if doubted {
 		f.doubted++
@@ -182,15 +198,15 @@ func (s *sending) setDoubtedLocked(doubted bool) {
 
 // watchReports begins the time that the reports may take.
 func (s *sending) watchReports() {
-	l := s.lane
+	l := s.pipe.lane
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s.watch = time.AfterFunc(l.options.Timeout+overdueGrace, func() { l.markUnreported(s) })
+	s.watch = time.AfterFunc(l.options.Timeout+overdueGrace, s.markUnreported)
 }
 
 // send makes a panic an error: that of the deliveries that nothing is said about.
 func (s *sending) send() (err error) {
-	l := s.lane
+	l := s.pipe.lane
 	defer func() {
 		if p := recover(); p != nil {
 			l.log.Error("pipeline panicked", "event", s.deliveries[0].ID, "panic", l.masked(fmt.Errorf("%v", p)), "stack", string(debug.Stack()))
@@ -198,7 +214,7 @@ func (s *sending) send() (err error) {
 		}
 	}()
 	s.begun = time.Now()
-	l.pipe.Send(s.lead, s.deliveries, s.report)
+	s.pipe.sub.Send(s.lead, s.deliveries, s.report)
 	return nil
 }
 
@@ -215,9 +231,9 @@ func (s *sending) endLocked() {
 // report is the done of Send. It must be quick, and takes no lock that is held for long. A second report of a delivery
 // is refused with a panic: one of the two is not true, and the lane has acted on the first.
 func (s *sending) report(i int, err error) {
-	l := s.lane
-	l.reports.mu.Lock()
-	defer l.reports.mu.Unlock()
+	l, reports := s.pipe.lane, &s.pipe.reports
+	reports.mu.Lock()
+	defer reports.mu.Unlock()
 	if i < 0 || i >= len(s.reports) {
 		panic(fmt.Sprintf("subscriber %q reports delivery %d (%v) of a Send of %d", l.Name(), i, err, len(s.reports)))
 	}
@@ -225,7 +241,7 @@ func (s *sending) report(i int, err error) {
 	case unreported:
 		r.state = reported
 		l.metrics.handle.Observe(time.Since(s.begun).Seconds())
-		l.reports.noteLocked(l, r, err)
+		reports.noteLocked(s.pipe, r, err)
 	case reported:
 		panic(fmt.Sprintf("subscriber %q reports delivery %d of a Send of %d twice, the second time as %v", l.Name(), i, len(s.reports), err))
 	case givenUp:
@@ -235,13 +251,13 @@ func (s *sending) report(i int, err error) {
 // giveUp reports what the pipeline has not. unbegun tells that nothing was handed over, so that it says nothing about the
 // events.
 func (s *sending) giveUp(err error, unbegun bool) {
-	l := s.lane
-	l.reports.mu.Lock()
-	defer l.reports.mu.Unlock()
+	reports := &s.pipe.reports
+	reports.mu.Lock()
+	defer reports.mu.Unlock()
 	for i := range s.reports {
 		if r := &s.reports[i]; r.state == unreported {
 			r.state, r.part.unbegun = givenUp, unbegun
-			l.reports.noteLocked(l, r, err)
+			reports.noteLocked(s.pipe, r, err)
 		}
 	}
 }
@@ -258,37 +274,37 @@ type reports struct {
 }
 
 // noteLocked notes a report. With the last one of a call the call has ended.
-func (r *reports) noteLocked(l *Lane, of *report, err error) {
+func (r *reports) noteLocked(pipe *pipeline, of *report, err error) {
 	p := of.part
 	p.outcome[of.item] = err
 	p.dies = p.dies || subscriber.IsPermanent(err)
 	if p.missing--; p.missing == 0 {
-		r.endLocked(l, p)
+		r.endLocked(pipe, p)
 	}
 }
 
 // end ends calls in which nothing is to be handed over.
-func (r *reports) end(l *Lane, unsent []*call) {
+func (r *reports) end(pipe *pipeline, unsent []*call) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, p := range unsent {
-		r.endLocked(l, p)
+		r.endLocked(pipe, p)
 	}
 }
 
-func (r *reports) endLocked(l *Lane, p *call) {
+func (r *reports) endLocked(pipe *pipeline, p *call) {
 	switch {
 	case !p.dies:
 		r.ended = append(r.ended, p)
 		if !r.settling {
 			r.settling = true
-			go l.settleReported()
+			go pipe.settleReported()
 		}
 	default:
 		r.dying = append(r.dying, p)
-		if r.writing < l.options.Concurrency {
+		if r.writing < pipe.lane.options.Concurrency {
 			r.writing++
-			go l.settleDying()
+			go pipe.settleDying()
 		}
 	}
 }
@@ -321,34 +337,35 @@ func (r *reports) takeDying() *call {
 const settledAtOnce = 500
 
 // settleReported settles calls without dead letters until there are none.
-func (l *Lane) settleReported() {
+func (pipe *pipeline) settleReported() {
 	var ended []*call
 	for {
-		ended = l.reports.takeEnded(ended)
+		ended = pipe.reports.takeEnded(ended)
 		if len(ended) == 0 {
 			return
 		}
 		for _, p := range ended {
-			l.readReports(p)
+			pipe.readReports(p)
 		}
 		for some := range slices.Chunk(ended, settledAtOnce) {
-			l.settleParts(some)
+			pipe.settleParts(some)
 		}
 		clear(ended)
 	}
 }
 
 // settleDying settles calls with dead letters until there are none.
-func (l *Lane) settleDying() {
-	for p := l.reports.takeDying(); p != nil; p = l.reports.takeDying() {
-		l.readReports(p)
-		l.recordDead(p.items, p.outcome)
-		l.settleParts([]*call{p})
+func (pipe *pipeline) settleDying() {
+	for p := pipe.reports.takeDying(); p != nil; p = pipe.reports.takeDying() {
+		pipe.readReports(p)
+		pipe.lane.recordDead(p.items, p.outcome)
+		pipe.settleParts([]*call{p})
 	}
 }
 
 // readReports masks what was reported of a call. That another relay has led says nothing about the events.
-func (l *Lane) readReports(p *call) {
+func (pipe *pipeline) readReports(p *call) {
+	l := pipe.lane
 	for i, err := range p.outcome {
 		if err == nil {
 			continue
@@ -361,7 +378,8 @@ func (l *Lane) readReports(p *call) {
 }
 
 // settleParts settles calls of which everything is reported.
-func (l *Lane) settleParts(parts []*call) {
+func (pipe *pipeline) settleParts(parts []*call) {
+	l, f := pipe.lane, &pipe.flight
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := time.Now()
@@ -372,22 +390,23 @@ func (l *Lane) settleParts(parts []*call) {
 		}
 		s.open--
 		s.parts[p.place] = nil
-		l.flight.open -= p.sent
-		l.flight.bytes -= p.bytes
+		f.open -= p.sent
+		f.bytes -= p.bytes
 		if p.slot.retry {
-			l.flight.retries -= p.sent
+			f.retries -= p.sent
 		}
 		l.settleLocked(p, now) // p is another call's from here on
 		s.endLocked()
 		l.handler.Done()
 	}
-	l.flight.moved = now
+	f.moved = now
 	l.afterSettlingLocked()
 }
 
 // markUnreported gives the slot of a Send that does not return to others, and lets nothing but its keys wait for what is
 // not reported.
-func (l *Lane) markUnreported(s *sending) {
+func (s *sending) markUnreported() {
+	l := s.pipe.lane
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !s.returned && !s.slot.lost {
@@ -395,7 +414,7 @@ func (l *Lane) markUnreported(s *sending) {
 	}
 	now := time.Now()
 	events, first := 0, ""
-	for _, p := range l.reports.missing(s.parts) {
+	for _, p := range s.pipe.reports.missing(s.parts) {
 		if p.overdue { // a stop was not willing to wait for it
 			continue
 		}
@@ -409,8 +428,8 @@ func (l *Lane) markUnreported(s *sending) {
 	if events > 0 {
 		l.stats.Failed++
 		l.stats.LastError = "a delivery is not reported"
-		if now.Sub(l.warnedUnreported) >= warnEvery {
-			l.warnedUnreported = now
+		if now.Sub(s.pipe.warned) >= warnEvery {
+			s.pipe.warned = now
 			l.log.Error("deliveries are not reported although their time is over; their keys wait for them",
 				"event", first, "events", events, "timeout", l.options.Timeout)
 		}
@@ -432,17 +451,17 @@ func (r *reports) missing(parts []*call) (missing []*call) {
 
 // startAbortLocked tells the pipeline to abort, if something was handed over. Nothing is before that has ended, or limit
 // is over: the leadership that sends next must not be overtaken by what an earlier one has sent.
-func (l *Lane) startAbortLocked(limit time.Duration) {
-	f := &l.flight
-	if l.pipe == nil || !f.sent || f.aborting() {
+func (pipe *pipeline) startAbortLocked(limit time.Duration) {
+	if pipe == nil || !pipe.flight.sent || pipe.abortingLocked() {
 		return
 	}
+	l, f := pipe.lane, &pipe.flight
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	ended := make(chan struct{})
 	f.sent, f.abort, f.cutShort = false, ended, cancel
 	go func() {
 		defer close(ended)
-		err := l.abort(ctx)
+		err := pipe.abort(ctx)
 		cancel()
 		if err != nil {
 			l.log.Error("the pipeline does not abort: what was sent may still reach its destination", "limit", limit, "err", l.masked(err))
@@ -456,42 +475,40 @@ func (l *Lane) startAbortLocked(limit time.Duration) {
 }
 
 // abort makes a panic an error.
-func (l *Lane) abort(ctx context.Context) (err error) {
+func (pipe *pipeline) abort(ctx context.Context) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("pipeline panicked: %v", p)
 		}
 	}()
-	return l.pipe.Abort(ctx)
+	return pipe.sub.Abort(ctx)
 }
 
 // abortNow starts an Abort, if none is under way, and returns a channel that is closed when none is.
-func (l *Lane) abortNow() <-chan struct{} {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.startAbortLocked(l.options.Timeout)
-	return l.abortedLocked()
+func (pipe *pipeline) abortNow() <-chan struct{} {
+	pipe.lane.mu.Lock()
+	defer pipe.lane.mu.Unlock()
+	pipe.startAbortLocked(pipe.lane.options.Timeout)
+	return pipe.abortedLocked()
 }
 
 // abortGrace is how long an Abort may take at a stop: a little less than cancelled handlers have, so that the lane
 // hears of it.
 const abortGrace = overdueGrace * 3 / 4
 
-// abortAtStop starts an Abort that has abortGrace, and returns a channel that is closed
-// when none is under way.
-func (l *Lane) abortAtStop() <-chan struct{} {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.startAbortLocked(abortGrace)
-	if l.flight.aborting() { // perhaps one that has begun before, with more time
-		time.AfterFunc(abortGrace, l.flight.cutShort)
+// abortAtStopLocked starts an Abort that has abortGrace, and returns a channel that is closed when none is under way.
+func (pipe *pipeline) abortAtStopLocked() <-chan struct{} {
+	pipe.startAbortLocked(abortGrace)
+	if pipe.abortingLocked() { // perhaps one that has begun before, with more time
+		time.AfterFunc(abortGrace, pipe.flight.cutShort)
 	}
-	return l.abortedLocked()
+	return pipe.abortedLocked()
 }
 
-func (l *Lane) abortedLocked() <-chan struct{} {
-	if l.flight.aborting() {
-		return l.flight.abort
+// abortedLocked is closed when no Abort is under way.
+func (pipe *pipeline) abortedLocked() <-chan struct{} {
+	if pipe.abortingLocked() {
+		return pipe.flight.abort
 	}
 	ended := make(chan struct{})
 	close(ended)

@@ -79,7 +79,7 @@ func latest(times ...time.Time) time.Time { return slices.MaxFunc(times, time.Ti
 
 // scheduleWakeLocked sets the timer that calls startCallsLocked when the next retry or probe may begin.
 func (l *Lane) scheduleWakeLocked(now time.Time) {
-	if !l.mayCallLocked() || !l.slots.free(l.options.Concurrency) || l.roomLocked() == 0 {
+	if !l.mayCallLocked() || !l.slots.free(l.options.Concurrency) || l.pipe.roomLocked() == 0 {
 		return // the end of a call comes back here
 	}
 	var at time.Time

@@ -243,7 +243,7 @@ func (l *Lane) pressedForLongLocked(now time.Time) bool {
 // reported nothing for a while.
 func (l *Lane) standsStillLocked(now time.Time) bool {
 	if l.pipe != nil {
-		return len(l.calls) > l.overdue && l.flight.doubted == 0 && now.Sub(l.flight.moved) >= l.options.Standstill
+		return len(l.calls) > l.overdue && l.pipe.standsStillLocked(now)
 	}
 	if l.slots.taken < l.options.Concurrency {
 		return false
