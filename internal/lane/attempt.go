@@ -181,10 +181,10 @@ func (l *Lane) settleLocked(c *call, now time.Time) {
 // afterSettlingLocked acknowledges what has ended, and lets follow what waited for it.
 func (l *Lane) afterSettlingLocked() {
 	l.acknowledgeLocked()
-	l.metrics.open.Set(float64(l.held))
+	l.metrics.open.Set(float64(l.open))
 	l.startCallsLocked()
 	signal(l.idle)
-	if len(l.scope.paid) >= payLimit/4 || len(l.scope.held) > 0 {
+	if len(l.scope.paid) >= payLimit/4 || len(l.scope.behindDebt) > 0 {
 		signal(l.readerWake)
 	}
 }
@@ -268,7 +268,7 @@ func (l *Lane) settleKeyLocked(items []*item, outcome []error, suspended bool, n
 		failed = true
 		switch {
 		case it.isLive() && l.inScopeLocked(it):
-			l.holdItemLocked(it) // the key fell into debt while it was in work
+			l.keepBehindDebtLocked(it) // the key fell into debt while it was in work
 		case l.scope.mode == debtPaused && !it.origin.giveUpLocked(l, it): // it stays in the debt until a person resumes
 		default:
 			left = append(left, it)

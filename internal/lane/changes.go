@@ -32,7 +32,7 @@ func (d *debtReader) refresh(ctx context.Context) error {
 		l.pauseLocked("it is paused")
 	case l.scope.mode == debtPaused && l.unwanted == nil:
 		l.scope.mode.resume()
-		d.again, d.waiting = true, true // what was in hand was given up, and stands before the cursor
+		d.readAgain() // what was in hand was given up, and stands before the cursor
 	}
 	l.stats.OwesSince, l.stats.OwesSinceAt = oldest, changes.OldestAt
 	// A person has sent again, added or discarded something; or, by hand, without a note of it.
@@ -53,7 +53,7 @@ func (d *debtReader) refresh(ctx context.Context) error {
 	for _, q := range l.backlog.keys {
 		l.giveUpLocked(q) // it may have been discarded, or be dead now
 	}
-	d.again, d.waiting = true, true
+	d.readAgain()
 	return nil
 }
 
@@ -65,13 +65,13 @@ func (d *debtReader) expectLocked(debt Debt) {
 	if debt.Bound == 0 {
 		return
 	}
-	d.openUnknown = true
+	d.lookUps.open = true
 	passed := d.l.stream.Passed()
 	if passed >= debt.Bound {
 		return
 	}
-	s.lookUp, d.marksOnly = true, false
-	d.lookUpTo = max(d.lookUpTo, debt.Bound)
+	s.lookUp, d.lookUps.marksOnly = true, false
+	d.lookUps.until = max(d.lookUps.until, debt.Bound)
 	if debt.More {
 		s.unread = true
 	}
@@ -84,7 +84,7 @@ func (d *debtReader) expectLocked(debt Debt) {
 		case ByKey:
 		}
 		if bound > passed {
-			d.unreadTo[key] = max(d.unreadTo[key], bound)
+			d.lookUps.keys[key] = max(d.lookUps.keys[key], bound)
 		}
 	}
 }
@@ -92,13 +92,13 @@ func (d *debtReader) expectLocked(debt Debt) {
 // passedLocked is called when everything that the stream had handed over at a position is looked up.
 func (d *debtReader) passedLocked(passed event.LSN) {
 	l := d.l
-	for key, bound := range d.unreadTo {
+	for key, bound := range d.lookUps.keys {
 		if passed >= bound {
-			delete(d.unreadTo, key)
-			d.again, d.waiting = true, true
+			delete(d.lookUps.keys, key)
+			d.readAgain()
 		}
 	}
-	if passed >= d.lookUpTo {
+	if passed >= d.lookUps.until {
 		l.admitLocked(len(l.scope.unchecked), nil) // it came later
 		l.scope.lookUp, l.scope.unread = false, false
 	}
@@ -107,7 +107,7 @@ func (d *debtReader) passedLocked(passed event.LSN) {
 // lookUpOpen looks up whether the debt has what is open here.
 func (d *debtReader) lookUpOpen(ctx context.Context) error {
 	l := d.l
-	if !d.openUnknown {
+	if !d.lookUps.open {
 		return nil
 	}
 	l.mu.Lock()
@@ -119,7 +119,7 @@ func (d *debtReader) lookUpOpen(ctx context.Context) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	d.openUnknown = false
+	d.lookUps.open = false
 	if len(known) > 0 {
 		l.yieldToDebtLocked(known)
 		l.startCallsLocked()
@@ -148,7 +148,7 @@ func (d *debtReader) lookUp(ctx context.Context, items []*item) (map[*item]Recor
 	for i, recorded := range found {
 		known[items[i]] = recorded
 		if recorded.State == StateWaiting {
-			d.waiting, d.unread = true, true
+			d.waiting, d.pass.unread = true, true
 		}
 		if recorded.MadeUp && recorded.State != StatePaid {
 			added = append(added, items[i].owedLocked())
@@ -159,7 +159,7 @@ func (d *debtReader) lookUp(ctx context.Context, items []*item) (map[*item]Recor
 		if err := l.ower.Record(ctx, l.Name(), added); err != nil {
 			return nil, fmt.Errorf("record where %s stand: %w", printable.Count(len(added), "added delivery"), err)
 		}
-		d.again = true // one may stand before the cursor now
+		d.pass.again = true // one may stand before the cursor now
 	}
 	return known, nil
 }
@@ -250,7 +250,7 @@ func (d *debtReader) refreshBlocked(ctx context.Context) error {
 			if l.options.Ordering != None {
 				l.scope.keys[key] = unknown // what waited behind the dead letter goes first
 			}
-			d.again, d.waiting = true, true
+			d.readAgain()
 		}
 	}
 	for key := range now {

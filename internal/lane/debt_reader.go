@@ -42,35 +42,67 @@ const (
 type debtReader struct {
 	l *Lane
 
-	waiting bool            // something may be waiting in the debt
-	cursor  event.Position  // of the pass: everything up to it was read or left out
-	without map[string]bool // keys left out of this pass
+	waiting bool  // something may be waiting in the debt
+	change  int64 // by people, as far as the scope knows it
+	pass    pass
+	lookUps lookUps
+
+	refreshedAt time.Time
+	sampledAt   time.Time // when a sample was last read
+	counted     struct {  // when the debt was last counted, and how long that took
+		at   time.Time
+		took time.Duration
+	}
+	warned time.Time
+}
+
+// pass is one reading of the debt, from its oldest delivery on.
+type pass struct {
+	number  int
+	cursor  event.Position  // everything up to it was read or left out
+	without map[string]bool // keys left out
 	again   bool            // something waits behind the cursor: the pass begins again before anything more is read
 	unread  bool            // something may wait beyond the cursor
 	leftOut bool            // something may wait that this pass did not take in hand
-	dueBy   time.Time       // what failed and is due later is left out of this pass; zero: nothing is
-	allDue  bool            // in this pass nothing waits for its backoff: the first, and that of a subscriber that is back
-	change  int64           // by people, as far as the scope knows it
+	dueBy   time.Time       // what failed and is due later is left out; zero: nothing is
+	allDue  bool            // nothing waits for its backoff: the first pass, and that of a subscriber that is back
+	began   time.Time
+	took    time.Duration // by its reads
+}
 
-	openUnknown bool                 // what is open may have been added to the debt: it is to be looked up
-	lookUpTo    event.LSN            // what the stream brings is looked up until it has passed this
-	marksOnly   bool                 // nothing of it can be recorded as owed, but its row may be marked
-	unreadTo    map[string]event.LSN // keys that are not read before the stream has passed a position
+// begin begins the next pass. longest is how far away the next attempt of what failed can be, where backAgain says that
+// the subscriber has come back: then that is due.
+func (p *pass) begin(now time.Time, backAgain bool, longest time.Duration) {
+	first := p.number == 0
+	*p = pass{number: p.number + 1, without: p.without, unread: true, allDue: first || backAgain, began: now}
+	switch {
+	case first:
+	case backAgain:
+		p.dueBy = now.Add(longest)
+	default:
+		p.dueBy = now
+	}
+	clear(p.without)
+}
 
-	passes      int
-	refreshedAt time.Time
-	warned      time.Time
+// leaveOut leaves a key out of the pass.
+func (p *pass) leaveOut(key string) { p.without[key], p.leftOut = true, true }
 
-	passAt    time.Time     // when the pass began
-	passTook  time.Duration // and how long its reads took
-	countedAt time.Time     // when the debt was last counted
-	countTook time.Duration // and how long that took
-	sampledAt time.Time     // when a sample was last read
+// lookUps are what has to be looked up in the debt, or read later from it, because an earlier process or a person may
+// have recorded what the stream brings.
+type lookUps struct {
+	open      bool                 // what is open may have been added to the debt
+	until     event.LSN            // what the stream brings, until it has passed this
+	marksOnly bool                 // nothing of that can be recorded as owed, but its row may be marked
+	keys      map[string]event.LSN // these are not read before the stream has passed a position
 }
 
 func newDebtReader(l *Lane) *debtReader {
-	return &debtReader{l: l, unread: true, allDue: true, without: make(map[string]bool), unreadTo: make(map[string]event.LSN)}
+	return &debtReader{l: l, pass: pass{unread: true, allDue: true, without: make(map[string]bool)}, lookUps: lookUps{keys: make(map[string]event.LSN)}}
 }
+
+// readAgain reads from the oldest on: something may wait behind the cursor.
+func (d *debtReader) readAgain() { d.pass.again, d.waiting = true, true }
 
 // loadDebt learns what is owed, again and again until it is known or ctx ends. Without that nothing may be
 // handed over: something older could be owed.
@@ -81,10 +113,10 @@ func (d *debtReader) loadDebt(ctx context.Context) error {
 		if err == nil {
 			l.mu.Lock()
 			d.adoptLocked(debt)
-			d.lookUpTo, d.marksOnly = max(l.stream.Horizon, debt.Bound), !debt.Beyond
-			if d.marksOnly {
-				d.lookUpTo, l.scope.unread = l.stream.Recorded, false
-				if len(d.belowRecord(l.scope.unchecked)) == 0 {
+			d.lookUps.until, d.lookUps.marksOnly = max(l.stream.Horizon, debt.Bound), !debt.Beyond
+			if d.lookUps.marksOnly {
+				d.lookUps.until, l.scope.unread = l.stream.Confirmed, false
+				if len(d.belowConfirmed(l.scope.unchecked)) == 0 {
 					d.passedLocked(l.stream.Passed())
 				}
 			}
@@ -171,7 +203,7 @@ func (d *debtReader) hasWork() bool {
 	l := d.l
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return d.waiting || l.scope.mode.whole() || l.scope.lookUp || l.held > 0
+	return d.waiting || l.scope.mode.whole() || l.scope.lookUp || l.open > 0
 }
 
 // runRound does what is to be done. A pause that cannot be written keeps nothing else back.
@@ -190,7 +222,7 @@ func (d *debtReader) keepBooks(ctx context.Context) error {
 	l.mu.Lock()
 	l.assessLocked(time.Now())
 	l.mu.Unlock()
-	for _, step := range []func(context.Context) error{d.lookUpOpen, d.lookUpUnchecked, d.recordHeld, d.removePaid} {
+	for _, step := range []func(context.Context) error{d.lookUpOpen, d.lookUpUnchecked, d.recordBehindDebt, d.removePaid} {
 		if err := step(ctx); err != nil {
 			return err
 		}
@@ -213,8 +245,8 @@ func (d *debtReader) lookUpUnchecked(ctx context.Context) error {
 		return nil
 	}
 	known, finished := make(map[*item]Recorded), unchecked
-	if d.marksOnly {
-		finished = d.belowRecord(unchecked)
+	if d.lookUps.marksOnly {
+		finished = d.belowConfirmed(unchecked)
 	} else {
 		var err error
 		if known, err = d.lookUp(ctx, unchecked); err != nil {
@@ -231,19 +263,19 @@ func (d *debtReader) lookUpUnchecked(ctx context.Context) error {
 	return nil
 }
 
-// belowRecord are those of the items, which are in the order of the stream, that the leader before had recorded: a mark
+// belowConfirmed are those of the items, which are in the order of the stream, that the leader before had recorded: a mark
 // of their rows is its own, and not that of another program.
-func (d *debtReader) belowRecord(items []*item) []*item {
-	n := slices.IndexFunc(items, func(it *item) bool { return it.ev.Position.Commit >= d.l.stream.Recorded })
+func (d *debtReader) belowConfirmed(items []*item) []*item {
+	n := slices.IndexFunc(items, func(it *item) bool { return it.ev.Position.Commit >= d.l.stream.Confirmed })
 	if n < 0 {
 		return items
 	}
 	return items[:n]
 }
 
-// recordHeld makes what is held owed, when it must leave the window. Keys that have nearly caught up hold
+// recordBehindDebt makes what stands behind debt owed, when it must leave the window. Keys that have nearly caught up hold
 // theirs for a while: when their debt is paid, it is released without ever having been recorded.
-func (d *debtReader) recordHeld(ctx context.Context) error {
+func (d *debtReader) recordBehindDebt(ctx context.Context) error {
 	l := d.l
 	var owed []Owed
 	var deliveries []*ack.Delivery
@@ -267,7 +299,7 @@ func (d *debtReader) recordHeld(ctx context.Context) error {
 		return nil
 	}
 	for i, it := range dead {
-		if err := d.recordHeldDead(ctx, it, letters[i]); err != nil {
+		if err := d.recordDeadBehindDebt(ctx, it, letters[i]); err != nil {
 			return err
 		}
 	}
@@ -276,17 +308,17 @@ func (d *debtReader) recordHeld(ctx context.Context) error {
 			return fmt.Errorf("record %s as owed: %w", printable.Count(len(owed), "delivery"), err)
 		}
 		l.acks.Secure(deliveries)
-		d.waiting, d.unread = true, true
-		d.again = d.again || owed[0].Event.Position.Compare(d.cursor) <= 0
+		d.waiting, d.pass.unread = true, true
+		d.pass.again = d.pass.again || owed[0].Event.Position.Compare(d.pass.cursor) <= 0
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.held -= len(owed)
-	l.metrics.open.Set(float64(l.held))
+	l.open -= len(owed)
+	l.metrics.open.Set(float64(l.open))
 	l.metrics.recorded.Add(float64(len(owed)))
 	s := &l.scope
-	s.held = rest(s.held, len(batch))
-	s.urgent = s.urgent && len(s.held) > 0
+	s.behindDebt = rest(s.behindDebt, len(batch))
+	s.urgent = s.urgent && len(s.behindDebt) > 0
 	if !s.mode.whole() {
 		for key, n := range counts {
 			if _, ok := s.keys[key]; ok {
@@ -294,14 +326,14 @@ func (d *debtReader) recordHeld(ctx context.Context) error {
 			}
 		}
 	}
-	if len(s.held) > 0 && (s.mode.whole() || s.urgent) {
+	if len(s.behindDebt) > 0 && (s.mode.whole() || s.urgent) {
 		signal(l.readerWake)
 	}
 	return nil
 }
 
-// recordHeldDead records a dead letter among what is held.
-func (d *debtReader) recordHeldDead(ctx context.Context, it *item, letter Owed) error {
+// recordDeadBehindDebt records a dead letter among what stands behind debt.
+func (d *debtReader) recordDeadBehindDebt(ctx context.Context, it *item, letter Owed) error {
 	if err := d.l.writeDead(ctx, it, letter); err != nil {
 		return fmt.Errorf("record dead letter: %w", err)
 	}
@@ -316,32 +348,32 @@ func (d *debtReader) recordHeldDead(ctx context.Context, it *item, letter Owed) 
 func (d *debtReader) dueLocked(now time.Time) []*item {
 	l := d.l
 	s := &l.scope
-	if len(s.held) == 0 {
+	if len(s.behindDebt) == 0 {
 		s.urgent = false
 		return nil
 	}
 	if l.liveAtWorkLocked() {
 		return nil
 	}
-	s.sortHeld()
-	age := now.Sub(l.made) - s.held[0].offered
+	s.sortBehindDebt()
+	age := now.Sub(l.made) - s.behindDebt[0].offered
 	switch {
-	case s.urgent, s.held[0].ev.Position.Compare(s.before) <= 0:
+	case s.urgent, s.behindDebt[0].ev.Position.Compare(s.before) <= 0:
 	case s.mode.whole():
-		if len(s.held) < recordBatch/10 && age < debtTick && !l.stream.Crowds() {
+		if len(s.behindDebt) < recordBatch/10 && age < debtTick && !l.stream.Crowds() {
 			return nil
 		}
 	case !l.stream.Crowds() && age < l.options.StallAfter:
 		return nil
 	}
-	return s.held[:min(len(s.held), recordBatch)]
+	return s.behindDebt[:min(len(s.behindDebt), recordBatch)]
 }
 
 // recordUnopened records what was offered to a lane that a stop has ended before it knew its debt.
 func (d *debtReader) recordUnopened() error {
 	l := d.l
 	l.mu.Lock()
-	open := l.held
+	open := l.open
 	l.mu.Unlock()
 	if open == 0 {
 		return nil
@@ -374,7 +406,7 @@ func (d *debtReader) recordOpen(deadline time.Time) error {
 	s.mode.oweAll()
 	s.urgent = true
 	for _, q := range l.backlog.keys {
-		l.holdQueueLocked(q)
+		l.moveBehindDebtLocked(q)
 	}
 	for c := range l.calls { // handlers that ignore their context are not waited for any longer
 		if !c.overdue {
@@ -382,15 +414,15 @@ func (d *debtReader) recordOpen(deadline time.Time) error {
 		}
 	}
 	l.abandonOverdueLocked()
-	open := len(s.held)
+	open := len(s.behindDebt)
 	l.mu.Unlock()
 	for open > 0 {
-		recorded := d.recordHeld(ctx)
+		recorded := d.recordBehindDebt(ctx)
 		l.mu.Lock()
 		before := open
-		if open = len(s.held); recorded != nil && open > 0 {
+		if open = len(s.behindDebt); recorded != nil && open > 0 {
 			err = errors.Join(err, fmt.Errorf("subscriber %q: %s, the first of event %q, could not be recorded as owed and will come again: %w",
-				l.Name(), printable.Count(open, "open delivery"), s.held[0].ev.ID, recorded))
+				l.Name(), printable.Count(open, "open delivery"), s.behindDebt[0].ev.ID, recorded))
 		}
 		l.mu.Unlock()
 		if recorded != nil || open == before {

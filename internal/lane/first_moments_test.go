@@ -41,7 +41,7 @@ func TestLane_recordsWhatAStopInItsFirstMomentsFinds(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				sub := subscribertest.Recording()
 				r := newRig(t, sub, settings())
-				r.Lane = newLaneIn(lane.Stream{Horizon: 1 << 20, Recorded: 1 << 20, Passed: func() event.LSN { return 0 }},
+				r.Lane = newLaneIn(lane.Stream{Horizon: 1 << 20, Confirmed: 1 << 20, Passed: func() event.LSN { return 0 }},
 					sub, settings(), acks{r.tracker, r}, attentive{r.debt}, func() bool { return false })
 				stop(r)
 				if err := r.stop(); err != nil {

@@ -9,7 +9,7 @@
 // with outcome.go, dead.go and finish.go, pipeline.go (a call that is reported on delivery by delivery), slots.go (how
 // many calls there may be), backoff.go and retries.go (when to try again), breaker.go (what a failed
 // attempt means) and probe.go (which event is tried while the subscriber is away), scope.go and mode.go (which events
-// are held back because their key is in debt), debt_reader.go (the goroutine that records debt), pay.go (how it is
+// stand behind debt), debt_reader.go (the goroutine that records debt), pay.go (how it is
 // read and paid), changes.go (what people change meanwhile), replay.go (what is handed over again), lead.go (what
 // happens while another relay may lead).
 package lane
@@ -93,9 +93,9 @@ type Stream struct {
 	// Horizon is the end of the WAL when this process took the lead: what committed below it may have been
 	// recorded or delivered by an earlier process.
 	Horizon event.LSN
-	// Recorded is what the leader before had recorded as confirmed: what committed below it was finished by all, or owed.
+	// Confirmed is what the leader before had recorded as confirmed: what committed below it was finished by all, or owed.
 	// The server, and the position of the subscriber, know of it later. 0 is nothing.
-	Recorded event.LSN
+	Confirmed event.LSN
 	// Refuse returns why an event is to become a dead letter without being handed over, or nil.
 	Refuse func(ev *event.Event) error
 	// Secured is the position from which the stream goes on for this subscriber.
@@ -128,9 +128,8 @@ type Lane struct {
 	late    error     // why the context of a handler has ended
 
 	mu         sync.Mutex
-	draining   bool                    // Run has been told to stop; guarded by mu
-	running    bool                    // between the start of Run and the end of its drain; guarded by mu
-	deliver    context.Context         // of handlers, while running; guarded by mu
+	stage      stage                   // guarded by mu
+	deliver    context.Context         // of handlers, from the stage working on; guarded by mu
 	lead       context.Context         // of handlers too, and ends when the lane is suspended; guarded by mu
 	unlead     context.CancelCauseFunc // ends lead; guarded by mu
 	suspended  bool                    // guarded by mu
@@ -144,7 +143,7 @@ type Lane struct {
 	slots      slots                   // of calls under way; guarded by mu
 	behind     time.Duration           // age of the last event when it was offered; guarded by mu
 	pressed    time.Time               // since when the others wait for this lane, zero while they do not; guarded by mu
-	held       int                     // deliveries offered and neither finished nor owed; guarded by mu
+	open       int                     // deliveries offered and neither finished nor owed; guarded by mu
 	batch      int                     // events in the next call, below Options.Batch after a batch failed; guarded by mu
 	retryBatch int                     // the same for calls of keys that fail; guarded by mu
 	breaker    breaker                 // guarded by mu
@@ -222,8 +221,8 @@ func (l *Lane) Wants(eventType string) bool { return l.sub.Wants(eventType) }
 func (l *Lane) Offer(deliveries ...*ack.Delivery) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.held += len(deliveries)
-	l.metrics.open.Set(float64(l.held))
+	l.open += len(deliveries)
+	l.metrics.open.Set(float64(l.open))
 	now := time.Now()
 	for _, d := range deliveries {
 		it := l.newItemLocked(d.Event, liveOrigin{d}, now)
@@ -232,7 +231,7 @@ func (l *Lane) Offer(deliveries ...*ack.Delivery) {
 			l.scope.unchecked = append(l.scope.unchecked, it)
 			signal(l.readerWake)
 		case l.inScopeLocked(it):
-			l.holdItemLocked(it)
+			l.keepBehindDebtLocked(it)
 		default:
 			l.backlog.push(l.keyOf(it.ev), it)
 		}
@@ -268,7 +267,8 @@ func (l *Lane) Run(ctx context.Context, drain time.Duration) error {
 		return d.recordUnopened() // ctx ended first; nothing was handed over
 	}
 	l.mu.Lock()
-	l.running, l.deliver = true, deliver
+	l.stage.begin()
+	l.deliver = deliver
 	l.lead, l.unlead = context.WithCancelCause(deliver)
 	l.startCallsLocked()
 	l.mu.Unlock()
@@ -301,8 +301,7 @@ var errDrained = errors.New("the relay stops and its drain time is over")
 // drain waits until nothing is left that could finish without a wait for a backoff, or the time is over.
 func (l *Lane) drain(limit time.Duration, yield bool) {
 	l.mu.Lock()
-	l.draining = true
-	l.running = !yield
+	l.stage.drain(yield)
 	for _, q := range l.backlog.keys {
 		l.giveUpLocked(q) // what is owed is recorded; it does not have to be sent now
 	}
@@ -320,7 +319,7 @@ func (l *Lane) drain(limit time.Duration, yield bool) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.running = false
+	l.stage.end()
 	if l.wake != nil {
 		l.wake.Stop()
 	}
@@ -330,7 +329,7 @@ func (l *Lane) drained() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	idle := l.backlog.ready.empty() && l.backlog.retries.due(time.Now()) == nil
-	return len(l.calls) == l.overdue && (idle || l.breaker.open() || !l.running || l.scope.mode == debtPaused)
+	return len(l.calls) == l.overdue && (idle || l.breaker.open() || !l.stage.handsOver() || l.scope.mode == debtPaused)
 }
 
 // awaitHandlers gives cancelled handlers a moment to return, and a pipeline one to abort.
@@ -372,7 +371,7 @@ func (l *Lane) startCallsLocked() {
 
 // mayCallLocked reports whether a call may begin at all at this moment.
 func (l *Lane) mayCallLocked() bool {
-	return l.running && !l.suspended && !l.pipe.abortingLocked() && l.scope.mode != debtPaused
+	return l.stage.handsOver() && !l.suspended && !l.pipe.abortingLocked() && l.scope.mode != debtPaused
 }
 
 // A runner is a call of the subscriber that has begun: a call, or a sending of a pipeline. run makes it, and returns
@@ -495,7 +494,7 @@ func (l *Lane) Stats() Stats {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := l.stats
-	s.Open, s.BreakerOpen = l.held, l.breaker.open()
+	s.Open, s.BreakerOpen = l.open, l.breaker.open()
 	s.InDebt, s.KeysInDebt, s.Paused = l.scope.mode.whole(), len(l.scope.keys), l.scope.mode == debtPaused
 	s.Overdue = l.inWorkLocked(func(c *call) bool { return c.overdue })
 	return s

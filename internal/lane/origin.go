@@ -28,7 +28,7 @@ func (liveOrigin) labelLocked(*subscriber.Delivery) {}
 
 func (o liveOrigin) finishLocked(l *Lane, it *item, err error, now time.Time) {
 	l.noteCommitToAckLocked(it, now)
-	l.held--
+	l.open--
 	l.ends = append(l.ends, ack.End{Delivery: o.Delivery, Recorded: err != nil, Attempts: it.attempts()})
 	if it.recorded == recordedWaiting && err == nil { // what a person has added meanwhile is paid with it
 		added := &item{ev: it.ev, origin: owedOrigin{}}
@@ -38,7 +38,7 @@ func (o liveOrigin) finishLocked(l *Lane, it *item, err error, now time.Time) {
 }
 
 func (liveOrigin) oweLocked(l *Lane, it *item) bool {
-	l.scope.held = append(l.scope.held, it)
+	l.scope.behindDebt = append(l.scope.behindDebt, it)
 	return false
 }
 

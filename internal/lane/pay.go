@@ -9,7 +9,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/printable"
 )
 
@@ -65,21 +64,21 @@ func (d *debtReader) readWaiting(ctx context.Context) error {
 	l := d.l
 	l.mu.Lock()
 	s := &l.scope
-	ready := d.waiting && l.running && !l.draining && s.mode != debtPaused && !s.unread && !l.liveAtWorkLocked() && !s.mustRecordFirst()
-	if ready && l.backAgain && d.leftOut {
-		d.again = true // what failed while the subscriber was away need not wait any longer
+	ready := d.waiting && l.stage == working && s.mode != debtPaused && !s.unread && !l.liveAtWorkLocked() && !s.mustRecordFirst()
+	if ready && l.backAgain && d.pass.leftOut {
+		d.pass.again = true // what failed while the subscriber was away need not wait any longer
 	}
-	if ready && d.again {
+	if ready && d.pass.again {
 		ready = d.beginPassLocked(time.Now())
 	}
-	if _, unread := d.unreadTo[""]; l.options.Ordering == Total && (unread || s.blocked[""]) {
+	if _, unread := d.lookUps.keys[""]; l.options.Ordering == Total && (unread || s.blocked[""]) {
 		ready = false
 	}
 	if !ready || !d.wantsMoreLocked() {
 		l.mu.Unlock()
 		return nil
 	}
-	if !d.unread {
+	if !d.pass.unread {
 		l.mu.Unlock()
 		return d.endPass(ctx)
 	}
@@ -95,7 +94,7 @@ func (d *debtReader) readWaiting(ctx context.Context) error {
 
 	began := time.Now()
 	owed, err := l.ower.Waiting(ctx, l.Name(), query)
-	d.passTook += time.Since(began)
+	d.pass.took += time.Since(began)
 	if errors.Is(err, ErrChanged) {
 		l.Refresh()
 		return nil
@@ -104,7 +103,7 @@ func (d *debtReader) readWaiting(ctx context.Context) error {
 		return fmt.Errorf("read what is owed: %w", err)
 	}
 	if len(owed) == 0 {
-		d.unread = false
+		d.pass.unread = false
 		return d.endPass(ctx)
 	}
 	l.mu.Lock()
@@ -114,9 +113,9 @@ func (d *debtReader) readWaiting(ctx context.Context) error {
 	}
 	now := time.Now()
 	for _, o := range owed {
-		d.cursor = o.Event.Position
+		d.pass.cursor = o.Event.Position
 		key := l.keyOf(o.Event)
-		if s.blocked[key] || d.without[key] {
+		if s.blocked[key] || d.pass.without[key] {
 			continue // blocked since the query was made; or in hand, where each event is a key
 		}
 		d.takeInHandLocked(o, now)
@@ -129,23 +128,23 @@ func (d *debtReader) readWaiting(ctx context.Context) error {
 // queryLocked is the next page of this pass.
 func (d *debtReader) queryLocked(limit int, bytes int64) Query {
 	l := d.l
-	query := Query{After: d.cursor, Limit: limit, Bytes: bytes, Order: l.options.Ordering, Due: d.dueBy, Change: d.change}
+	query := Query{After: d.pass.cursor, Limit: limit, Bytes: bytes, Order: l.options.Ordering, Due: d.pass.dueBy, Change: d.change}
 	if l.options.Ordering != ByKey {
 		return query
 	}
-	for key := range d.without {
+	for key := range d.pass.without {
 		query.Without = append(query.Without, key)
 	}
 	for key := range l.scope.blocked {
 		query.Without = append(query.Without, key)
 	}
-	for key := range d.unreadTo {
+	for key := range d.lookUps.keys {
 		query.Without = append(query.Without, key)
-		d.leftOut = true
+		d.pass.leftOut = true
 	}
 	inHand := make(map[string]bool)
 	for _, it := range l.owedItemsLocked() {
-		if key := it.ev.Key; !inHand[key] && !d.without[key] {
+		if key := it.ev.Key; !inHand[key] && !d.pass.without[key] {
 			inHand[key] = true
 			query.InHand = append(query.InHand, key)
 		}
@@ -170,7 +169,7 @@ func (d *debtReader) takeInHandLocked(o Owed, now time.Time) *keyQueue {
 	}
 	due := now
 	asked := o.NextAttempt.Sub(o.LastFailure) > l.options.Backoff.Max // by the receiver
-	if asked || !d.allDue {
+	if asked || !d.pass.allDue {
 		due = latest(now, o.NextAttempt)
 	}
 	return l.backlog.pushFailed(key, it, due)
@@ -224,7 +223,7 @@ func (d *debtReader) setAsideLocked() (number int, bytes int64) {
 		}
 		number, bytes = number-n, bytes-b
 		l.giveUpLocked(q)
-		d.leftOut = true
+		d.pass.leftOut = true
 	}
 	return number, bytes
 }
@@ -234,7 +233,7 @@ func (d *debtReader) setAsideLocked() (number int, bytes int64) {
 func (d *debtReader) endPass(ctx context.Context) error {
 	l := d.l
 	l.mu.Lock()
-	inHand, leftOut := l.scope.inHand, d.leftOut
+	inHand, leftOut := l.scope.inHand, d.pass.leftOut
 	l.mu.Unlock()
 	if leftOut {
 		if inHand > 0 {
@@ -260,7 +259,7 @@ func (d *debtReader) endPass(ctx context.Context) error {
 		d.waiting = false
 		d.refreshedAt = time.Time{} // tell the tracker at once
 		d.beginPassLocked(time.Now())
-		d.dueBy, d.leftOut = time.Time{}, false
+		d.pass.dueBy, d.pass.leftOut = time.Time{}, false
 	}
 	if !l.breaker.open() {
 		l.narrowLocked()
@@ -279,18 +278,18 @@ func (d *debtReader) betweenPasses(ctx context.Context) error {
 	if tried {
 		return nil // what was left out has failed: while the subscriber is away, samples of it are enough
 	}
-	if now.Sub(d.passAt) >= max(passInterval, 10*d.passTook) {
-		d.again = true
+	if now.Sub(d.pass.began) >= max(passInterval, 10*d.pass.took) {
+		d.pass.again = true
 		signal(l.readerWake)
 	}
-	if now.Sub(d.countedAt) < max(countInterval, 20*d.countTook) {
+	if now.Sub(d.counted.at) < max(countInterval, 20*d.counted.took) {
 		return nil
 	}
 	debt, err := l.ower.Load(ctx, l.Name(), l.acks.Secured(l.number), maxKeys)
 	if err != nil {
 		return fmt.Errorf("count what is owed: %w", err)
 	}
-	d.countedAt, d.countTook = time.Now(), time.Since(now)
+	d.counted.at, d.counted.took = time.Now(), time.Since(now)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !debt.More && debt.Change == d.change {
@@ -307,28 +306,17 @@ func (d *debtReader) beginPassLocked(now time.Time) bool {
 	if l.options.Ordering == Total && l.scope.inHand > 0 {
 		return false
 	}
-	d.cursor, d.again, d.unread, d.passAt, d.passTook = event.Position{}, false, true, now, 0
-	d.allDue = d.passes == 0 || l.backAgain
-	switch {
-	case d.passes == 0:
-		d.dueBy = time.Time{}
-	case l.backAgain:
-		d.dueBy = now.Add(l.options.Backoff.Max)
-	default:
-		d.dueBy = now
-	}
-	d.passes++
+	d.pass.begin(now, l.backAgain, l.options.Backoff.Max)
 	l.backAgain = false
 	for _, q := range l.backlog.keys {
 		if q.state == ready {
 			l.giveUpLocked(q)
 		}
 	}
-	clear(d.without)
 	for _, it := range l.owedItemsLocked() {
-		d.without[l.keyOf(it.ev)] = true
+		d.pass.without[l.keyOf(it.ev)] = true
 	}
-	d.leftOut = !d.dueBy.IsZero() || len(d.without) > 0
+	d.pass.leftOut = !d.pass.dueBy.IsZero() || len(d.pass.without) > 0
 	return true
 }
 
@@ -338,7 +326,7 @@ func (d *debtReader) readSample(ctx context.Context) error {
 	now := time.Now()
 	l.mu.Lock()
 	wanted := l.breaker.open() && l.backlog.sample == nil && !now.Before(l.breaker.nextOther) && now.Sub(d.sampledAt) >= maxProbeGap &&
-		l.options.Ordering != Total && d.waiting && !d.again && l.running && !l.draining && l.scope.mode != debtPaused && !l.scope.unread && !l.liveAtWorkLocked() && !l.scope.mustRecordFirst()
+		l.options.Ordering != Total && d.waiting && !d.pass.again && l.stage == working && l.scope.mode != debtPaused && !l.scope.unread && !l.liveAtWorkLocked() && !l.scope.mustRecordFirst()
 	l.mu.Unlock()
 	if !wanted {
 		return nil
@@ -353,12 +341,12 @@ func (d *debtReader) readSample(ctx context.Context) error {
 	for _, o := range owed {
 		key := l.keyOf(o.Event)
 		q := l.backlog.keys[key]
-		if _, unread := d.unreadTo[key]; unread || l.scope.blocked[key] || !l.breaker.open() || l.scope.mode == debtPaused {
+		if _, unread := d.lookUps.keys[key]; unread || l.scope.blocked[key] || !l.breaker.open() || l.scope.mode == debtPaused {
 			return nil
 		}
 		if q == nil && !d.inHandLocked(key) {
 			q = d.takeInHandLocked(o, time.Now())
-			d.without[key], d.leftOut = true, true // what follows it is read in the next pass
+			d.pass.leaveOut(key) // what follows it is read in the next pass
 			d.setAsideLocked()
 		}
 		if q != nil && len(q.items) > 0 && (q.state == ready || q.state == retrying) {

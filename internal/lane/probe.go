@@ -104,7 +104,7 @@ func (l *Lane) wakeUp() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.wakeAt = time.Time{}
-	if l.running {
+	if l.stage.handsOver() {
 		l.startCallsLocked()
 	}
 }

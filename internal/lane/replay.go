@@ -56,7 +56,7 @@ func (l *Lane) Replay(ctx context.Context, events []*event.Event, again time.Tim
 		}
 		it.origin, it.number, it.queue = replayOrigin{r}, int32(i), nil
 		key := l.keyOf(ev)
-		if refused[key] || !l.running || l.draining || l.scope.unread || l.inScopeLocked(it) {
+		if refused[key] || l.stage != working || l.scope.unread || l.inScopeLocked(it) {
 			refused[key] = true
 			l.giveBackLocked(it)
 			continue

@@ -9,11 +9,11 @@ import (
 	"github.com/backendstart/walpost/internal/event"
 )
 
-// scope says which events are held back because something before them is owed. All of it is guarded by
+// scope says which events stand behind debt, because something before them is owed. All of it is guarded by
 // Lane.mu.
 //
 // Invariant: live and owed events are never given out for one key at the same time. What is in scope is
-// given out only after it was read from the debt; what is held is recorded, or released when nothing
+// given out only after it was read from the debt; what stands behind debt is recorded, or released when nothing
 // before it is owed any more.
 type scope struct {
 	mode    debtMode
@@ -25,10 +25,10 @@ type scope struct {
 	// unread: nothing is read from the debt, because something older may come to it.
 	unread bool
 
-	held   []*item // offered and in scope
-	urgent bool    // some of held stand still and must leave the window
-	// before: what is held up to this position may be older than what is recorded of its key. So it is recorded
-	// before anything is read.
+	behindDebt []*item // offered and in scope
+	urgent     bool    // some of behindDebt stand still and must leave the window
+	// before: what stands behind debt up to this position may be older than what is recorded of its key. So it is
+	// recorded before anything is read.
 	before event.Position
 
 	inHand      int                // read from the debt; neither removed there nor given up here
@@ -55,8 +55,8 @@ func (l *Lane) inScopeLocked(it *item) bool {
 	return owed || s.blocked[key]
 }
 
-func (l *Lane) holdItemLocked(it *item) {
-	l.scope.held = append(l.scope.held, it)
+func (l *Lane) keepBehindDebtLocked(it *item) {
+	l.scope.behindDebt = append(l.scope.behindDebt, it)
 	signal(l.readerWake)
 }
 
@@ -69,7 +69,7 @@ func (l *Lane) admitLocked(n int, known map[*item]Recorded) {
 			l.endRecordedLocked(it, recordedIn(recorded.State))
 			l.oweKeyLocked(it, recorded.State)
 		case l.inScopeLocked(it):
-			l.holdItemLocked(it)
+			l.keepBehindDebtLocked(it)
 			if known != nil { // it can be older than what is recorded of its key
 				s.recordBeforeReading(it)
 			}
@@ -78,23 +78,23 @@ func (l *Lane) admitLocked(n int, known map[*item]Recorded) {
 		}
 	}
 	s.unchecked = rest(s.unchecked, n)
-	l.metrics.open.Set(float64(l.held))
+	l.metrics.open.Set(float64(l.open))
 	l.startCallsLocked()
 }
 
-// recordBeforeReading lets nothing be read from the debt before what is held up to an event is recorded.
+// recordBeforeReading lets nothing be read from the debt before what stands behind it up to an event is recorded.
 func (s *scope) recordBeforeReading(it *item) {
 	if it.ev.Position.Compare(s.before) > 0 {
 		s.before = it.ev.Position
 	}
 }
 
-// mustRecordFirst reports whether something that is held has to be recorded before the debt is read.
+// mustRecordFirst reports whether something that stands behind debt has to be recorded before the debt is read.
 func (s *scope) mustRecordFirst() bool {
 	if s.before == (event.Position{}) {
 		return false
 	}
-	for _, it := range s.held {
+	for _, it := range s.behindDebt {
 		if it.ev.Position.Compare(s.before) <= 0 {
 			return true
 		}
@@ -105,7 +105,7 @@ func (s *scope) mustRecordFirst() bool {
 
 // liveLocked lists the live deliveries of the lane, but for those that are still to be looked up.
 func (l *Lane) liveLocked() []*item {
-	live := slices.Clone(l.scope.held)
+	live := slices.Clone(l.scope.behindDebt)
 	add := func(items []*item) {
 		for _, it := range items {
 			if it.isLive() && !it.abandoned {
@@ -144,7 +144,7 @@ func (l *Lane) yieldToDebtLocked(known map[*item]Recorded) {
 		}
 		l.backlog.makeReady(q) // what has failed may be gone
 	}
-	s.held = slices.DeleteFunc(s.held, recorded)
+	s.behindDebt = slices.DeleteFunc(s.behindDebt, recorded)
 	for c := range l.calls {
 		for _, it := range c.items {
 			it.recorded = recordedIn(known[it].State)
@@ -154,12 +154,12 @@ func (l *Lane) yieldToDebtLocked(known map[*item]Recorded) {
 		l.oweKeyLocked(it, r.State)
 	}
 	l.abandonOverdueLocked()
-	l.metrics.open.Set(float64(l.held))
+	l.metrics.open.Set(float64(l.open))
 }
 
 // endRecordedLocked ends a live delivery that the debt has already: it is sent from there, or not at all.
 func (l *Lane) endRecordedLocked(it *item, as recordedAs) {
-	l.held--
+	l.open--
 	if as == recordedEnded { // finished
 		l.acks.Finish(ack.End{Delivery: it.delivery(), Recorded: true})
 		return
@@ -177,7 +177,7 @@ func (l *Lane) oweKeyLocked(it *item, state State) {
 	}
 	s.keys[key] = unknown
 	if q := l.backlog.keys[key]; q != nil {
-		l.holdQueueLocked(q)
+		l.moveBehindDebtLocked(q)
 	}
 }
 
@@ -185,7 +185,7 @@ func (l *Lane) oweKeyLocked(it *item, state State) {
 // puts it in debt: some keys where some stand still, everything where the subscriber does.
 func (l *Lane) assessLocked(now time.Time) {
 	s := &l.scope
-	if s.mode.whole() || l.held == 0 {
+	if s.mode.whole() || l.open == 0 {
 		return
 	}
 	crowded := l.stream.Crowds()
@@ -257,18 +257,18 @@ func (l *Lane) standsStillLocked(now time.Time) bool {
 }
 
 // oweAllLocked puts the subscriber as a whole in debt: it gives out nothing that is not owed, and everything
-// held leaves the window as soon as the handlers at work have ended.
+// behind debt leaves the window as soon as the handlers at work have ended.
 func (l *Lane) oweAllLocked(why string) {
 	s := &l.scope
 	s.mode.oweAll()
 	s.urgent = true
 	clear(s.keys)
 	for _, q := range l.backlog.keys {
-		l.holdQueueLocked(q)
+		l.moveBehindDebtLocked(q)
 	}
 	l.abandonOverdueLocked()
 	l.metrics.inDebt.Set(1)
-	l.log.Warn("subscriber falls into debt; its events are recorded and sent later, in order", "why", why, "events", len(s.held))
+	l.log.Warn("subscriber falls into debt; its events are recorded and sent later, in order", "why", why, "events", len(s.behindDebt))
 }
 
 // oweKeysLocked puts some keys in debt; the others stay live.
@@ -282,24 +282,24 @@ func (l *Lane) oweKeysLocked(queues []*keyQueue) {
 	first := queues[0].key // a queue that has given everything away has none any more
 	for _, q := range queues {
 		s.keys[q.key] += 0 // in scope even before anything is recorded
-		l.holdQueueLocked(q)
+		l.moveBehindDebtLocked(q)
 	}
 	l.abandonOverdueLocked()
 	l.metrics.keysInDebt.Set(float64(len(s.keys)))
-	l.log.Warn("keys fall into debt; their events are recorded and sent later, in order", "keys", len(queues), "first", first, "events", len(s.held))
+	l.log.Warn("keys fall into debt; their events are recorded and sent later, in order", "keys", len(queues), "first", first, "events", len(s.behindDebt))
 }
 
-// blockKeyLocked keeps everything of a key behind its dead letter: live events are held, and owed ones stay recorded.
+// blockKeyLocked keeps everything of a key behind its dead letter: live events stand behind debt, and owed ones stay recorded.
 func (l *Lane) blockKeyLocked(key string) {
 	l.scope.blocked[key] = true
 	if q := l.backlog.keys[key]; q != nil {
-		l.holdQueueLocked(q)
+		l.moveBehindDebtLocked(q)
 		l.giveUpLocked(q)
 	}
 }
 
-// holdQueueLocked moves the live events of a key that are not in work to the held ones.
-func (l *Lane) holdQueueLocked(q *keyQueue) {
+// moveBehindDebtLocked moves the live events of a key that are not in work behind its debt.
+func (l *Lane) moveBehindDebtLocked(q *keyQueue) {
 	stay := q.items[:0:0]
 	for _, it := range q.items {
 		if it.origin.oweLocked(l, it) {
@@ -327,7 +327,7 @@ func (l *Lane) abandonOverdueLocked() {
 				it.abandoned = true
 				copied, past := *it, it.past()
 				copied.abandoned, copied.queue, copied.failure = false, nil, &past
-				l.scope.held = append(l.scope.held, &copied)
+				l.scope.behindDebt = append(l.scope.behindDebt, &copied)
 				l.scope.recordBeforeReading(&copied)
 			}
 		}
@@ -335,7 +335,7 @@ func (l *Lane) abandonOverdueLocked() {
 }
 
 // liveAtWorkLocked reports whether a handler has a live event in scope in hand. Until it ends, or is overdue,
-// nothing held is recorded and nothing owed is read: it is older than all of that.
+// nothing behind debt is recorded and nothing owed is read: it is older than all of that.
 func (l *Lane) liveAtWorkLocked() bool {
 	for c := range l.calls {
 		if c.overdue {
@@ -350,14 +350,14 @@ func (l *Lane) liveAtWorkLocked() bool {
 	return false
 }
 
-// leaveDebtLocked lets go of keys of which nothing is recorded any more, and releases what was held behind
+// leaveDebtLocked lets go of keys of which nothing is recorded any more, and releases what stood behind
 // them, in order.
 func (l *Lane) leaveDebtLocked() {
 	s := &l.scope
 	if s.urgent {
 		return
 	}
-	s.sortHeld()
+	s.sortBehindDebt()
 	for key, waiting := range s.keys {
 		if waiting <= 0 {
 			delete(s.keys, key)
@@ -365,14 +365,14 @@ func (l *Lane) leaveDebtLocked() {
 	}
 	l.metrics.keysInDebt.Set(float64(len(s.keys)))
 	var still []*item
-	for _, it := range s.held {
+	for _, it := range s.behindDebt {
 		if l.inScopeLocked(it) {
 			still = append(still, it)
 			continue
 		}
 		l.backlog.push(l.keyOf(it.ev), it)
 	}
-	s.held = still
+	s.behindDebt = still
 	l.startCallsLocked()
 }
 
@@ -381,7 +381,7 @@ func (l *Lane) leaveDebtLocked() {
 func (l *Lane) narrowLocked() {
 	s := &l.scope
 	if s.mode != debtOfAll || s.urgent {
-		return // what is held must be recorded first: it is older than what comes now
+		return // what stands behind debt must be recorded first: it is older than what comes now
 	}
 	s.mode.narrow()
 	clear(s.keys)
@@ -390,7 +390,7 @@ func (l *Lane) narrowLocked() {
 	}
 	l.metrics.inDebt.Set(0)
 	l.log.Info("subscriber has caught up with its debt", "keys_left", len(s.keys))
-	l.leaveDebtLocked() // at once: an event that comes now must not overtake one that is held
+	l.leaveDebtLocked() // at once: an event that comes now must not overtake one that stands behind debt
 }
 
 // narrowToLocked makes the debt one of the keys that were counted: how many deliveries of each wait, in hand or not.
@@ -445,7 +445,7 @@ func (l *Lane) widenLocked(debt Debt) {
 		}
 		s.keys[key] = unknown
 		if q := l.backlog.keys[key]; q != nil {
-			l.holdQueueLocked(q)
+			l.moveBehindDebtLocked(q)
 		}
 	}
 	l.abandonOverdueLocked()
@@ -515,11 +515,11 @@ func (s *scope) dropFromHand(it *item) {
 	s.inHandBytes -= int64(it.ev.Size())
 }
 
-// sortHeld puts what is held in the order of the stream: what came back from a handler is older than
+// sortBehindDebt puts it in the order of the stream: what came back from a handler is older than
 // what was offered meanwhile.
-func (s *scope) sortHeld() {
+func (s *scope) sortBehindDebt() {
 	byPosition := func(a, b *item) int { return a.ev.Position.Compare(b.ev.Position) }
-	if !slices.IsSortedFunc(s.held, byPosition) {
-		slices.SortStableFunc(s.held, byPosition)
+	if !slices.IsSortedFunc(s.behindDebt, byPosition) {
+		slices.SortStableFunc(s.behindDebt, byPosition)
 	}
 }

@@ -48,14 +48,14 @@ func (b *builder) build(s *session, safeMode bool, found *quarantined, stop cont
 		}
 		name := sub.Subscriber.Name()
 		l := lane.New(i, target, options, tracker, b.owed, lane.Stream{
-			Term:     b.fence.Term,
-			MayBegin: b.lead.mayBegin,
-			Passed:   b.wal.HandedOver, // received alone may still be gathered
-			Horizon:  s.horizon,
-			Recorded: s.recorded,
-			Crowds:   func() bool { return tracker.Crowds(i) },
-			Pressed:  func() bool { return tracker.Pressed(i) },
-			Secured:  s.members[i].after,
+			Term:      b.fence.Term,
+			MayBegin:  b.lead.mayBegin,
+			Passed:    b.wal.HandedOver, // received alone may still be gathered
+			Horizon:   s.horizon,
+			Confirmed: s.recorded,
+			Crowds:    func() bool { return tracker.Crowds(i) },
+			Pressed:   func() bool { return tracker.Pressed(i) },
+			Secured:   s.members[i].after,
 			Observe: func(began time.Time, took time.Duration, attempts []lane.Attempt) {
 				b.attempts.Record(name, began, took, attempts)
 			},
