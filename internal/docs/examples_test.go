@@ -63,6 +63,7 @@ func TestExamples_work(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	counts := make(map[string]int)
+	files := make(map[string]string) // YAML blocks that say their name, for the commands that name them
 	databases := make(map[string]*testdb.DB)
 	server := testdb.NewServer(t, nil)
 	database := func(t *testing.T, of string) *testdb.DB {
@@ -98,8 +99,11 @@ func TestExamples_work(t *testing.T) {
 		case "yaml":
 			counts["YAML files read"]++
 			readYAML(t, program, e)
+			if name := named.FindStringSubmatch(e.text); name != nil {
+				files[name[1]] = e.text
+			}
 		case "sh":
-			tryShell(t, program, e, func() *testdb.DB { return database(t, "shell") }, counts)
+			tryShell(t, program, e, files, func() *testdb.DB { return database(t, "shell") }, counts)
 		case "go":
 			counts["Go blocks parsed"]++
 			parseGo(t, e)
@@ -190,11 +194,12 @@ var (
 	// untilStopped are commands that run until they are stopped, or for minutes: their flags are parsed.
 	untilStopped = regexp.MustCompile(`^(api|relay|tail|demo|bench)\b`)
 	anyURL       = regexp.MustCompile(`postgres://[^\s']*`)
+	named        = regexp.MustCompile(`^# ([a-z]+\.yaml)\n`)
 	target       = regexp.MustCompile(`^make (\S+)`)
 )
 
 // tryShell has the shell read a block, runs the commands of walpost in it, and looks for the targets of make.
-func tryShell(t *testing.T, program string, e example, database func() *testdb.DB, counts map[string]int) {
+func tryShell(t *testing.T, program string, e example, files map[string]string, database func() *testdb.DB, counts map[string]int) {
 	t.Helper()
 	counts["shell blocks read"]++
 	if out, err := exec.CommandContext(t.Context(), "sh", "-n", "-c", e.text).CombinedOutput(); err != nil {
@@ -223,6 +228,13 @@ func tryShell(t *testing.T, program string, e example, database func() *testdb.D
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 		cmd := exec.CommandContext(ctx, "sh", "-c", "walpost "+args)
 		cmd.Dir = t.TempDir()
+		for name, text := range files {
+			if strings.Contains(args, "--config "+name) {
+				if err := os.WriteFile(filepath.Join(cmd.Dir, name), []byte(text), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
 		cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(program)+string(os.PathListSeparator)+os.Getenv("PATH"),
 			"WALPOST_DATABASE_URL="+db.DSN, "WALPOST_OPS_URL=http://127.0.0.1:1", "WALPOST_JWT_SECRET=01234567890123456789012345678901")
 		out, err := cmd.CombinedOutput()
