@@ -18,7 +18,7 @@ import (
 const partitions = 6 // of the topic of a turn
 
 // kafka compares sending events to a broker with a bare loop of the same client, which sends records of the same size
-// and knows nothing of Postgres, of order or of who leads. Each turn has a topic of its own.
+// with the same headers, and knows nothing of Postgres, of order or of who leads. Each turn has a topic of its own.
 func kafka(ctx context.Context, l *lab) error {
 	b := bar{what: fmt.Sprintf("Kafka, records of %d bytes", l.Payload), unit: "events/s", beside: "bare franz-go loop", bar: 0.8, aim: 0.95}
 	switch {
@@ -94,6 +94,13 @@ func (l *lab) produce(ctx context.Context, topic string) (sample, error) {
 	}, nil
 }
 
+// headers are those that the relay gives to a record of the bench, so that both send the same bytes.
+var headers = [][2]string{
+	{"walpost-type", "lesson.completed"}, {"walpost-source", "lessons"}, {"walpost-key", "123"},
+	{"walpost-position", "00000001-00000000015acc50-00000000"}, {"walpost-aggregate", "lesson/123"},
+	{"walpost-attempt", "1"}, {"walpost-term", "1780000000000"},
+}
+
 // Produce sends so many records as fast as the client takes them, and says on out how long it took until all replicas had
 // the last.
 func Produce(ctx context.Context, brokers []string, topic string, events, payload int, out io.Writer) error {
@@ -111,7 +118,11 @@ func Produce(ctx context.Context, brokers []string, topic string, events, payloa
 	var failed error
 	cpu, allocs, begun := ownCPU(), mallocs(), time.Now()
 	for i := range events {
-		record := &kgo.Record{Topic: topic, Key: fmt.Append(nil, i%1000), Value: value}
+		record := &kgo.Record{Topic: topic, Key: fmt.Append(nil, i%1000), Value: value, Headers: make([]kgo.RecordHeader, 0, len(headers)+1)}
+		record.Headers = append(record.Headers, kgo.RecordHeader{Key: "webhook-id", Value: fmt.Appendf(nil, "bench-%d", i)})
+		for _, h := range headers {
+			record.Headers = append(record.Headers, kgo.RecordHeader{Key: h[0], Value: []byte(h[1])})
+		}
 		client.Produce(ctx, record, func(_ *kgo.Record, err error) {
 			if err != nil {
 				mu.Lock()

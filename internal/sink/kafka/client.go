@@ -38,6 +38,7 @@ func (o Options) newClient(more ...kgo.Opt) (*kgo.Client, error) {
 		kgo.RecordPartitioner(partitioners[o.Partitioner]),
 		kgo.ProducerBatchCompression(codecs[o.Compression]),
 		kgo.MaxBufferedRecords(buffered),
+		kgo.ProducerLinger(0),                      // a lane hands over what has gathered: to wait for more would only delay it
 		kgo.MetadataMinAge(250 * time.Millisecond), // a topic that is made, a leader that is elected, is found soon
 		kgo.Dialer(o.dial),
 	}

@@ -10,6 +10,9 @@ import (
 	"github.com/backendstart/walpost/internal/subscriber"
 )
 
+// usualHeaders is how many headers a record has most of the time.
+const usualHeaders = 16
+
 // recordOf makes the record of a delivery. Key, value and what a receiver dedupes on are the same at each attempt. The
 // error is permanent.
 func (k *Kafka) recordOf(d subscriber.Delivery) (*kgo.Record, error) {
@@ -17,7 +20,7 @@ func (k *Kafka) recordOf(d subscriber.Delivery) (*kgo.Record, error) {
 	if err != nil {
 		return nil, subscriber.Permanent(fmt.Errorf("topic: %w", err))
 	}
-	r := &kgo.Record{Topic: topic, Key: []byte(d.Key)}
+	r := &kgo.Record{Topic: topic, Key: []byte(d.Key), Headers: make([]kgo.RecordHeader, 0, usualHeaders)}
 	if d.Key == "" {
 		// Each client spreads records without a key at random, and a compacted topic refuses them.
 		r.Key = []byte(k.Envelope.ID(d.Event))
