@@ -60,7 +60,7 @@ func Subscribers() Kinds {
 			return file.New(o)
 		}, nil),
 		"kafka": pipeline(destination(kafka.NewConfig, func(r Resources, c *kafka.Config) (subscriber.Subscriber, error) {
-			return kafka.New(kafka.Options{Config: c, Name: r.Config.Name, Slot: r.Slot, Timeout: r.Config.Timeout.Std(), Envelope: r.envelope(), Log: r.Log})
+			return kafka.New(kafka.Options{Config: c, Name: r.Config.Name, Slot: r.Slot, Timeout: r.Config.Timeout.Std(), Envelope: r.envelope()})
 		}, kafka.Defaults)),
 		"stdout": destination(newOf[file.StdoutConfig], func(r Resources, c *file.StdoutConfig) (subscriber.Subscriber, error) {
 			return file.NewStdout(r.Config.Name, c.Format, r.envelope(), os.Stdout)

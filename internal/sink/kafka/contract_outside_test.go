@@ -4,7 +4,6 @@ package kafka_test
 
 import (
 	"fmt"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"sync/atomic"
@@ -40,7 +39,7 @@ func newTopic(t *testing.T, b *kafkatest.Broker, change func(*kafka.Options)) *t
 func options(b *kafkatest.Broker, topic string) kafka.Options {
 	c := kafka.NewConfig()
 	c.Brokers, c.Topic = []string{b.Address()}, topic
-	return kafka.Options{Config: c, Name: "payments", Slot: "walpost", Timeout: time.Second, Log: slog.New(slog.DiscardHandler)}
+	return kafka.Options{Config: c, Name: "payments", Slot: "walpost", Timeout: time.Second}
 }
 
 func (o *topic) Open(t *testing.T) subscriber.Subscriber {
@@ -79,7 +78,7 @@ type locked struct {
 	file string
 }
 
-func (l *locked) Lock(t *testing.T)   { l.write(t, "wrong-password") }
+func (l *locked) Lock(t *testing.T)   { l.write(t, "wr0ng-s3cr3t") }
 func (l *locked) Unlock(t *testing.T) { l.write(t, kafkatest.Password) }
 func (l *locked) write(t *testing.T, password string) {
 	if err := os.WriteFile(l.file, []byte(password), 0o600); err != nil {

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -34,7 +33,7 @@ func fake(t *testing.T, settings map[string]string) (*kfake.Cluster, *Kafka) {
 	}
 	c := NewConfig()
 	c.Brokers, c.Topic = cluster.ListenAddrs(), "t"
-	k, err := New(Options{Config: c, Name: "payments", Slot: "s", Timeout: 10 * time.Second, Log: slog.New(slog.DiscardHandler)})
+	k, err := New(Options{Config: c, Name: "payments", Slot: "s", Timeout: 10 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -232,7 +231,7 @@ func TestKafka_knowsTheLimitOfATopicBeforeItSends(t *testing.T) {
 func TestKafka_anEventWhoseTopicIsNoneIsADeadLetter(t *testing.T) {
 	c := NewConfig()
 	c.Brokers = []string{"127.0.0.1:1"}
-	k, err := New(Options{Config: c, Name: "payments", Log: slog.New(slog.DiscardHandler)})
+	k, err := New(Options{Config: c, Name: "payments"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,7 +14,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"slices"
 	"sync"
@@ -35,7 +34,6 @@ type Options struct {
 	// Timeout is how long a record, or a transaction, may wait for the brokers before it is given up.
 	Timeout  time.Duration
 	Envelope envelope.Writer
-	Log      *slog.Logger
 }
 
 // maxTopics is how many topics data can make: the client keeps something of each.
@@ -49,7 +47,6 @@ type Kafka struct {
 	names   *route.Names
 	limits  limits
 	masking masking
-	watch   watch
 
 	use sync.RWMutex // held for reading by Send, so that Abort can wait for those under way
 	mu  sync.Mutex
@@ -73,7 +70,6 @@ func New(o Options) (*Kafka, error) {
 		return nil, problem
 	}
 	k := &Kafka{Options: o, names: route.NewNames(maxTopics), limits: limits{known: map[string]limit{}}}
-	k.watch.log, k.watch.masked = o.Log, k.masked
 	k.topic, _ = route.Compile(o.Topic, route.Kafka) // Check has looked at it
 	for _, name := range slices.Sorted(maps.Keys(o.Headers)) {
 		template, _ := o.header(name)

@@ -3,11 +3,7 @@ package kafka
 import (
 	"context"
 	"errors"
-	"log/slog"
-	"net"
-	"strconv"
 	"sync"
-	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -38,7 +34,7 @@ type session struct {
 func newSession(k *Kafka) (*session, error) {
 	s := &session{kafka: k, turn: make(chan struct{}, 1)}
 	s.turn <- struct{}{}
-	more := []kgo.Opt{kgo.ProducerBatchMaxBytesFn(func(topic string) int32 { return clientLimit(k.limits.of(topic)) }), kgo.WithHooks(&k.watch)}
+	more := []kgo.Opt{kgo.ProducerBatchMaxBytesFn(func(topic string) int32 { return clientLimit(k.limits.of(topic)) })}
 	if k.ExactlyOnce {
 		more = append(more, kgo.TransactionalID(k.transactionalID()))
 	}
@@ -136,30 +132,4 @@ func (s *session) close() {
 		single.Close()
 	}
 	s.workers.Wait()
-}
-
-// watch logs when brokers cannot be reached: what is with the client then is not reported until they are.
-type watch struct {
-	log    *slog.Logger
-	masked func(error) error
-
-	mu     sync.Mutex
-	warned time.Time // guarded by mu
-}
-
-// warnEvery keeps brokers that are away from filling the log.
-const warnEvery = 10 * time.Second
-
-// OnBrokerConnect implements kgo.HookBrokerConnect.
-func (w *watch) OnBrokerConnect(broker kgo.BrokerMetadata, _ time.Duration, _ net.Conn, err error) {
-	if err == nil || errors.Is(err, context.Canceled) {
-		return
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if now := time.Now(); now.Sub(w.warned) >= warnEvery {
-		w.warned = now
-		w.log.Warn("a broker cannot be reached; what is on its way to it waits",
-			"broker", net.JoinHostPort(broker.Host, strconv.Itoa(int(broker.Port))), "error", w.masked(err))
-	}
 }

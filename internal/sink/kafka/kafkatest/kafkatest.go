@@ -26,7 +26,7 @@ const Version = "4.4.0"
 // Users of the listener with SASL, and their password at the start.
 const (
 	User     = "walpost"
-	Password = "right-password"
+	Password = "r1ght-s3cr3t-0f-t3sts"
 )
 
 // T is what a test has, or a program in its place.

@@ -1,0 +1,85 @@
+//go:build outside
+
+package kafka_test
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/backendstart/walpost/internal/sink/kafka/kafkatest"
+	"github.com/backendstart/walpost/internal/testdb"
+	"github.com/backendstart/walpost/internal/testprogram"
+)
+
+func TestMain(m *testing.M) { os.Exit(testprogram.Main(m)) }
+
+// waitsInTheProgram starts the program with a topic that does not exist and a wrong password. What is wrong stands in
+// /progress, nothing becomes a dead letter but the event that is too large, and all arrives when it is put right.
+func waitsInTheProgram(t *testing.T, b *kafkatest.Broker) {
+	db := testdb.New(t)
+	db.Exec(`CREATE TABLE shop (id bigserial PRIMARY KEY, topic text, type text, key text, payload jsonb, created_at timestamptz DEFAULT now(), published_at timestamptz)`)
+	folder := t.TempDir()
+	write := func(name, text string) string {
+		path := filepath.Join(folder, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	write("password", "an0ther-0ne-by-far")
+	config := write("walpost.yaml", fmt.Sprintf(`
+sources: [{name: shop, table: public.shop, columns: {key: key}}]
+subscribers:
+  - name: kafka
+    brokers: ["%s"]
+    sasl: {mechanism: plain, user: %s, password: {file: password}}
+    retry: {max: 500ms}
+    timeout: 3s
+`, b.Auth(), kafkatest.User))
+	relay := testprogram.Start(t, []string{"WALPOST_DATABASE_URL=" + db.DSN}, "relay", "--config="+config, "--slot="+db.Name, "--ops-listen=127.0.0.1:0")
+	ops := relay.AwaitStreaming()
+	progress := func() string {
+		response, err := http.Get(ops + "/progress")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer response.Body.Close()
+		text, err := io.ReadAll(response.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	says := func(what string) func() bool { return func() bool { return strings.Contains(progress(), what) } }
+	missing := "program-" + db.Name
+	insert := func(topic, key string, size int) {
+		db.Exec(`INSERT INTO shop (topic, type, key, payload) VALUES ($1, 'order.placed', $2, jsonb_build_object('pad', repeat('x', $3)))`, topic, key, size)
+	}
+	insert(missing, "a", 10)
+	testprogram.Eventually(t, "/progress to have the broker's words", says("Invalid username or password"))
+	write("password", kafkatest.Password)
+	testprogram.Eventually(t, "/progress to name the topic", says("topic "+missing+" does not exist"))
+	o := newTopic(t, b, nil)
+	insert(o.name, "b", 10)
+	insert(o.name, "c", 2*maxMessage)
+	insert(o.name, "d", 10)
+	testprogram.Eventually(t, "the events of other topics", func() bool { return len(o.Received(t)) == 2 })
+	testprogram.Eventually(t, "the large one to be dead", func() bool { return db.Int(`SELECT count(*) FROM walpost.owed WHERE state = 'dead'`) == 1 })
+	if reason := db.Text(`SELECT error FROM walpost.owed WHERE state = 'dead'`); !strings.Contains(reason, "takes 100000") || !strings.Contains(reason, "the record has 200") {
+		t.Errorf("its reason is %q, want both sizes", reason)
+	}
+	b.Topic(t, missing, 3)
+	testprogram.Eventually(t, "the event of the topic that is there now", func() bool { return len(b.Records(t, missing)) == 1 })
+	testprogram.Eventually(t, "all marks but one", func() bool { return db.Int(`SELECT count(*) FROM shop WHERE published_at IS NULL`) == 1 })
+	relay.Stop()
+	for _, text := range []string{relay.Output(), db.Text(`SELECT coalesce(string_agg(error, ' '), '') FROM walpost.owed`)} {
+		if strings.Contains(text, "an0ther-0ne-by-far") || strings.Contains(text, kafkatest.Password) {
+			t.Error("a password is shown")
+		}
+	}
+}
