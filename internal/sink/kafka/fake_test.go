@@ -268,3 +268,37 @@ func TestSizeOf_isWhatTheClientCounts(t *testing.T) {
 		}
 	}
 }
+
+// A stop waits for Abort, which has less than a second then.
+func TestKafka_endsAnAbortInTimeWhateverTheBrokersDo(t *testing.T) {
+	for name, fault := range map[string]*kfake.Fault{
+		"a commit without an answer":                                  {Keys: []kmsg.Key{kmsg.EndTxn}, Err: kerr.CoordinatorLoadInProgress, Count: -1},
+		"a record that is refused, and a transaction that cannot end": {Keys: []kmsg.Key{kmsg.EndTxn, kmsg.Produce}, Err: kerr.TopicAuthorizationFailed, Count: -1},
+		"no coordinator": {Keys: []kmsg.Key{kmsg.FindCoordinator, kmsg.InitProducerID}, Err: kerr.CoordinatorNotAvailable, Count: -1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cluster, k := fake(t, nil)
+			k.ExactlyOnce, k.Timeout = true, time.Minute
+			met := cluster.Fault(*fault)
+			lead, lose := context.WithCancelCause(t.Context())
+			reported := make(chan error, 2)
+			go k.Send(lead, []subscriber.Delivery{delivery(1, "a", "one"), delivery(2, "b", "two")}, func(_ int, err error) { reported <- err })
+			if err := met.Wait(t.Context(), 2); err != nil {
+				t.Fatal(err)
+			}
+			lose(errors.New("the relay stops"))
+			ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+			defer cancel()
+			begun := time.Now()
+			_ = k.Abort(ctx)
+			if took := time.Since(begun); took > 20*time.Second {
+				t.Errorf("it took %s", took)
+			}
+			for range 2 {
+				if err := <-reported; err == nil || subscriber.IsPermanent(err) {
+					t.Errorf("got %v, want an error that is not permanent", err)
+				}
+			}
+		})
+	}
+}

@@ -34,16 +34,19 @@ type session struct {
 func newSession(k *Kafka) (*session, error) {
 	s := &session{kafka: k, turn: make(chan struct{}, 1)}
 	s.turn <- struct{}{}
+	s.ended, s.stop = context.WithCancel(context.Background())
 	more := []kgo.Opt{kgo.ProducerBatchMaxBytesFn(func(topic string) int32 { return clientLimit(k.limits.of(topic)) })}
 	if k.ExactlyOnce {
-		more = append(more, kgo.TransactionalID(k.transactionalID()))
+		// A transaction begins without a context of its own, and waits as long as the brokers let it: it ends with the session.
+		// What is cut off then was not committed.
+		more = append(more, kgo.TransactionalID(k.transactionalID()), kgo.WithContext(s.ended))
 	}
 	var err error
 	if s.client, err = k.newClient(more...); err != nil {
+		s.stop()
 		return nil, err
 	}
 	s.admin = kadm.NewClient(s.client)
-	s.ended, s.stop = context.WithCancel(context.Background())
 	return s, nil
 }
 

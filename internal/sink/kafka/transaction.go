@@ -96,7 +96,7 @@ func (s *session) once(ctx context.Context, all []*sending) (errs []error, rolle
 		s.fenced = true
 		return errs, rolledBack
 	}
-	end, cancelEnd := context.WithTimeout(context.WithoutCancel(ctx), s.kafka.Timeout)
+	end, cancelEnd := context.WithTimeout(ctx, s.kafka.Timeout) // an Abort waits for us: no longer than that
 	defer cancelEnd()
 	if err := s.client.EndTransaction(end, kgo.TryAbort); err != nil {
 		s.replace(err)
