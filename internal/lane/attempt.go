@@ -10,13 +10,6 @@ import (
 	"github.com/backendstart/walpost/internal/subscriber"
 )
 
-const (
-	// overdueGrace is how long after its deadline a handler may take to notice it.
-	overdueGrace = time.Second
-	// warnEvery keeps a failing subscriber from filling the log.
-	warnEvery = 10 * time.Second
-)
-
 // call is one attempt: one call of the subscriber, with one event or several. This file reads from its start to its
 // settlement:
 //
@@ -132,7 +125,7 @@ func (c *call) noteOutcomes(err error) {
 		if reason != nil { // it is dead already
 			continue
 		}
-		c.outcome[i] = c.lane.masked(errorOf(err, handed, len(c.deliveries)))
+		c.outcome[i] = c.lane.options.masked(errorOf(err, handed, len(c.deliveries)))
 		handed++
 	}
 }
@@ -141,7 +134,7 @@ func (c *call) noteOutcomes(err error) {
 func (l *Lane) protect(ctx context.Context, deliveries []subscriber.Delivery) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			l.log.Error("handler panicked", "event", deliveries[0].ID, "panic", l.masked(fmt.Errorf("%v", p)), "stack", string(debug.Stack()))
+			l.log.Error("handler panicked", "event", deliveries[0].ID, "panic", l.options.masked(fmt.Errorf("%v", p)), "stack", string(debug.Stack()))
 			err = fmt.Errorf("handler panicked: %v", p)
 		}
 	}()

@@ -15,15 +15,10 @@ func (l *Lane) finishLocked(it *item, err error, now time.Time) {
 		l.stats.Dead++
 		l.metrics.dead.Inc()
 		if l.options.BlockKey {
-			l.blockKeyLocked(l.keyOf(it.ev))
+			l.blockKeyLocked(l.options.Ordering.keyOf(it.ev))
 		}
 	}
 	it.origin.finishLocked(l, it, err, now)
-}
-
-// noteCommitToAckLocked observes how long after its commit an event was finished.
-func (l *Lane) noteCommitToAckLocked(it *item, now time.Time) {
-	l.metrics.commitToAck.Observe(max(0, now.Sub(it.ev.CommittedAt).Seconds()))
 }
 
 // acknowledgeLocked tells the tracker which deliveries finishLocked has ended.

@@ -4,14 +4,15 @@
 // recorded. Who hands it events is package dispatch; whom it tells that they are finished or owed is
 // package ack.
 //
-// The files in reading order: lane.go (what a lane is), queue.go and backlog.go (order within a key), origin.go (what
-// differs between live, owed and replayed events), attempt.go (one call of the subscriber, from start to settlement)
-// with outcome.go, dead.go and finish.go, pipeline.go (a call that is reported on delivery by delivery), slots.go (how
-// many calls there may be), backoff.go and retries.go (when to try again), breaker.go (what a failed
-// attempt means) and probe.go (which event is tried while the subscriber is away), scope.go and mode.go (which events
-// stand behind debt), debt_reader.go (the goroutine that records debt), pay.go (how it is
-// read and paid), changes.go (what people change meanwhile), replay.go (what is handed over again), lead.go (what
-// happens while another relay may lead).
+// The files in reading order. What a lane is made of, without a lane: ordering.go and queue.go (an event, and the events of
+// one key), retries.go and backlog.go (which key goes next), backoff.go and breaker.go (when to try again, and what a
+// failed attempt means), slots.go, stage.go, mode.go and scope.go (what is in debt). Then lane.go (the lane), run.go (its
+// life), choose.go and probe.go (what goes into a call), attempt.go (one call of the subscriber, from start to settlement)
+// with outcome.go, dead.go, finish.go and observe.go, origin.go (what differs between live, owed and replayed events),
+// pipeline.go (a call that is reported on delivery by delivery), lead.go (what happens while another relay may lead).
+// Last the debt: standstill.go (when something falls into it), in_debt.go (what that does to keys and events), ower.go
+// (where it is recorded), debt_reader.go (the goroutine that works on it), lookup.go (what is recorded already), record.go,
+// pay.go, changes.go (what people change meanwhile); and replay.go (what is handed over again).
 package lane
 
 import (
@@ -28,16 +29,6 @@ import (
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/slab"
 	"github.com/backendstart/walpost/internal/subscriber"
-)
-
-// Ordering says which events of a subscriber wait for each other.
-type Ordering string
-
-// The orderings that a subscriber can ask for.
-const (
-	ByKey Ordering = "key"   // events of one key, one at a time, in commit order
-	Total Ordering = "total" // all events, one at a time, in commit order
-	None  Ordering = "none"  // no event waits for another one
 )
 
 // Options are the settings of a subscriber.
@@ -65,6 +56,21 @@ type Options struct {
 	// Mask takes secrets out of an error before anything of it is kept; nil changes nothing.
 	Mask func(error) error
 }
+
+// masked is an error as it may be kept: what a receiver answers can hold what was sent to it.
+func (o *Options) masked(err error) error {
+	if err == nil || o.Mask == nil {
+		return err
+	}
+	return o.Mask(err)
+}
+
+const (
+	// overdueGrace is how long after its deadline a handler may take to notice it.
+	overdueGrace = time.Second
+	// warnEvery keeps a failing subscriber from filling the log.
+	warnEvery = 10 * time.Second
+)
 
 // DefaultStandstill suits a destination that works or does not, as one address does. A broker whose parts
 // elect a leader needs longer.
@@ -217,258 +223,6 @@ func (l *Lane) Name() string { return l.sub.Name() }
 // Wants reports whether the subscriber wants events of a type.
 func (l *Lane) Wants(eventType string) bool { return l.sub.Wants(eventType) }
 
-// Offer queues deliveries. It never blocks: the window of the tracker bounds what is queued.
-func (l *Lane) Offer(deliveries ...*ack.Delivery) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.open += len(deliveries)
-	l.metrics.open.Set(float64(l.open))
-	now := time.Now()
-	for _, d := range deliveries {
-		it := l.newItemLocked(d.Event, liveOrigin{d}, now)
-		switch {
-		case l.scope.lookUp:
-			l.scope.unchecked = append(l.scope.unchecked, it)
-			signal(l.readerWake)
-		case l.inScopeLocked(it):
-			l.keepBehindDebtLocked(it)
-		default:
-			l.backlog.push(l.keyOf(it.ev), it)
-		}
-	}
-	if n := len(deliveries); n > 0 {
-		l.behind = now.Sub(deliveries[n-1].Event.CommittedAt)
-	}
-	l.startCallsLocked()
-}
-
-// newItemLocked makes an item; that of an event that cannot be handed over is dead already.
-func (l *Lane) newItemLocked(ev *event.Event, from origin, now time.Time) *item {
-	it := l.items.New(ev.Size())
-	it.ev, it.origin, it.offered = ev, from, now.Sub(l.made)
-	if ev.Invalid != "" {
-		it.dead, it.failing().err = true, errors.New(ev.Invalid)
-	} else if err := l.stream.Refuse(ev); err != nil {
-		it.dead, it.failing().err = true, err
-	}
-	return it
-}
-
-// Run first learns what is owed, then delivers until ctx ends, then goes on for at most drain with what
-// is held, except for what only waits for its backoff. What is still open then is recorded as owed. When
-// Run returns, no handler runs any more, unless it ignores its context: such ones are named and left
-// behind.
-func (l *Lane) Run(ctx context.Context, drain time.Duration) error {
-	// Deliveries outlive ctx: a soft stop ends reading, not handling.
-	deliver, abandon := context.WithCancelCause(context.WithoutCancel(ctx))
-	defer abandon(nil)
-	d := newDebtReader(l)
-	if err := d.loadDebt(ctx); err != nil {
-		return d.recordUnopened() // ctx ended first; nothing was handed over
-	}
-	l.mu.Lock()
-	l.stage.begin()
-	l.deliver = deliver
-	l.lead, l.unlead = context.WithCancelCause(deliver)
-	l.startCallsLocked()
-	l.mu.Unlock()
-
-	reading, endReading := context.WithCancel(deliver)
-	defer endReading()
-	closed := make(chan struct{})
-	go func() {
-		defer close(closed)
-		d.runRounds(reading)
-	}()
-
-	<-ctx.Done()
-	deadline := time.Now().Add(drain + closeTimeout)
-	l.drain(drain, errors.Is(context.Cause(ctx), ErrYield))
-	endReading()
-	<-closed
-	abandon(errDrained)
-	err := l.awaitHandlers()
-	return errors.Join(err, d.recordOpen(deadline))
-}
-
-// ErrYield lets, as the cause of the end of Run's context, nothing more be handed over: what is in a handler
-// ends, and the rest is recorded as owed where that still can be.
-var ErrYield = errors.New("what is in memory yields to the database")
-
-// errDrained is the cause of a handler's context after the drain.
-var errDrained = errors.New("the relay stops and its drain time is over")
-
-// drain waits until nothing is left that could finish without a wait for a backoff, or the time is over.
-func (l *Lane) drain(limit time.Duration, yield bool) {
-	l.mu.Lock()
-	l.stage.drain(yield)
-	for _, q := range l.backlog.keys {
-		l.giveUpLocked(q) // what is owed is recorded; it does not have to be sent now
-	}
-	l.startCallsLocked()
-	l.mu.Unlock()
-	deadline := time.NewTimer(limit)
-	defer deadline.Stop()
-	for !l.drained() {
-		select {
-		case <-l.idle:
-			continue
-		case <-deadline.C:
-		}
-		break
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.stage.end()
-	if l.wake != nil {
-		l.wake.Stop()
-	}
-}
-
-func (l *Lane) drained() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	idle := l.backlog.ready.empty() && l.backlog.retries.due(time.Now()) == nil
-	return len(l.calls) == l.overdue && (idle || l.breaker.open() || !l.stage.handsOver() || l.scope.mode == debtPaused)
-}
-
-// awaitHandlers gives cancelled handlers a moment to return, and a pipeline one to abort.
-func (l *Lane) awaitHandlers() error {
-	l.mu.Lock()
-	aborted := l.pipe.abortAtStopLocked()
-	l.mu.Unlock()
-	ended := make(chan struct{})
-	go func() {
-		l.handler.Wait()
-		<-aborted
-		close(ended)
-	}()
-	grace := time.NewTimer(overdueGrace)
-	defer grace.Stop()
-	select {
-	case <-ended:
-		return nil
-	case <-grace.C:
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		if l.pipe.abortingLocked() {
-			return fmt.Errorf("subscriber %q: its Abort does not return although its context has ended: what was sent may still reach its destination", l.Name())
-		}
-		return fmt.Errorf("subscriber %q: calls with events %v do not end: a handler ignores that its context has, or a dead letter cannot be recorded", l.Name(), l.inWorkLocked(func(*call) bool { return true }))
-	}
-}
-
-// startCallsLocked starts calls while there is something to do and a free slot. Every change of state ends with it.
-func (l *Lane) startCallsLocked() {
-	for c := l.nextCallLocked(); c != nil; c = l.nextCallLocked() {
-		l.handler.Go(func() {
-			for c := c; c != nil; c = c.run() {
-			}
-		})
-	}
-	l.scheduleWakeLocked(time.Now())
-}
-
-// mayCallLocked reports whether a call may begin at all at this moment.
-func (l *Lane) mayCallLocked() bool {
-	return l.stage.handsOver() && !l.suspended && !l.pipe.abortingLocked() && l.scope.mode != debtPaused
-}
-
-// A runner is a call of the subscriber that has begun: a call, or a sending of a pipeline. run makes it, and returns
-// another one that has begun, or nil. So a goroutine goes on whose stack is as large as the handler needs it.
-type runner interface{ run() runner }
-
-// nextCallLocked begins a call, or returns nil while there is nothing to do, or no slot or no room is free.
-func (l *Lane) nextCallLocked() runner {
-	for l.mayCallLocked() && l.slots.free(l.options.Concurrency) && l.pipe.roomLocked() > 0 {
-		if l.backlog.ready.empty() && len(l.backlog.retries) == 0 {
-			return nil
-		}
-		now := time.Now()
-		c := l.newCallLocked(now)
-		if l.breaker.open() {
-			l.chooseProbeLocked(c, now)
-		} else {
-			l.chooseLocked(c, now)
-		}
-		if len(c.items) > 0 {
-			l.slots.occupy(&c.slot)
-			if l.pipe != nil {
-				return l.pipe.splitLocked(c)
-			}
-			c.deliveries = l.addressLocked(c, c.deliveries)
-			l.calls[c] = struct{}{}
-			return c
-		}
-		l.recycleLocked(c)
-		if l.breaker.open() || l.backlog.ready.empty() {
-			return nil // the timer comes back for what is not due
-		}
-	}
-	return nil
-}
-
-// chooseLocked takes what goes into a call: keys that are well, or keys that fail. These ride apart and have
-// at most half of the slots, and of the room in a pipeline, so that a receiver that lets them wait delays no other key.
-func (l *Lane) chooseLocked(c *call, now time.Time) {
-	size := min(l.retryBatch, l.pipe.retryRoomLocked())
-	retry := size > 0 && l.slots.retries < max(1, l.options.Concurrency/2) && l.backlog.retries.due(now) != nil
-	if retry && (l.retryTurn || l.backlog.ready.empty()) {
-		l.retryTurn, c.slot.retry = false, true
-		for len(c.items) < size && l.backlog.retries.due(now) != nil {
-			l.takeFromLocked(c, l.backlog.retries.pop(), size)
-		}
-		return
-	}
-	l.retryTurn = true
-	size = min(l.batch, l.pipe.roomLocked())
-	for len(c.items) < size {
-		q := l.backlog.nextReady()
-		if q == nil {
-			return
-		}
-		l.takeFromLocked(c, q, size)
-	}
-}
-
-// takeFromLocked moves deliveries of a key that is in no list any more to a call of up to size.
-func (l *Lane) takeFromLocked(c *call, q *keyQueue, size int) {
-	if q == l.backlog.sample {
-		l.backlog.sample = nil
-	}
-	n := min(size-len(c.items), len(q.items))
-	if n == 0 { // its events were moved to the debt
-		l.backlog.release(q)
-		return
-	}
-	for i, it := range q.items[:n] {
-		it.queue = q
-		if it.dead || l.options.BlockKey { // what is behind it may have to wait for a person
-			n = i + 1
-			break
-		}
-	}
-	c.items = append(c.items, q.items[:n]...)
-	q.items = q.items[n:]
-	q.state = inWork
-}
-
-// addressLocked appends the deliveries of a call. What already is to be a dead letter needs no subscriber, only the
-// record: its outcome is known.
-func (l *Lane) addressLocked(c *call, deliveries []subscriber.Delivery) []subscriber.Delivery {
-	term := l.stream.Term()
-	for _, it := range c.items {
-		if it.dead {
-			c.outcome = append(c.outcome, it.past().err)
-			continue
-		}
-		c.outcome = append(c.outcome, nil)
-		deliveries = append(deliveries, subscriber.Delivery{Event: it.ev, Attempt: it.attempts() + 1, Term: term})
-		it.origin.labelLocked(&deliveries[len(deliveries)-1]) // in its place: a variable would be allocated
-	}
-	return deliveries
-}
-
 // Stats are counts for people; see relay.Subscriber.
 type Stats struct {
 	Open                    int
@@ -518,4 +272,16 @@ func signal(c chan struct{}) {
 	case c <- struct{}{}:
 	default:
 	}
+}
+
+// newItemLocked makes an item; that of an event that cannot be handed over is dead already.
+func (l *Lane) newItemLocked(ev *event.Event, from origin, now time.Time) *item {
+	it := l.items.New(ev.Size())
+	it.ev, it.origin, it.offered = ev, from, now.Sub(l.made)
+	if ev.Invalid != "" {
+		it.dead, it.failing().err = true, errors.New(ev.Invalid)
+	} else if err := l.stream.Refuse(ev); err != nil {
+		it.dead, it.failing().err = true, err
+	}
+	return it
 }

@@ -81,21 +81,3 @@ func (l *Lane) awaitLead(lead context.Context, call doubter) bool {
 }
 
 func (c *call) setDoubtedLocked(doubted bool) { c.doubted, c.begun = doubted, time.Now() }
-
-// Refresh lets the lane ask at once what people have changed, and not only at the next interval.
-func (l *Lane) Refresh() {
-	l.mu.Lock()
-	l.refreshNow = true
-	l.mu.Unlock()
-	signal(l.readerWake)
-}
-
-// refreshDue reports whether it is time to ask what people have changed.
-func (d *debtReader) refreshDue() bool {
-	l := d.l
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	due := l.refreshNow || time.Since(d.refreshedAt) >= refreshInterval
-	l.refreshNow = false
-	return due
-}

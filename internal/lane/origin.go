@@ -57,7 +57,7 @@ func (owedOrigin) finishLocked(l *Lane, it *item, err error, now time.Time) {
 	}
 	// Its row is dead now and waits no more.
 	l.scope.dropFromHand(it)
-	l.scope.forget(l.keyOf(it.ev))
+	l.scope.forget(l.options.Ordering.keyOf(it.ev))
 }
 
 func (owedOrigin) oweLocked(*Lane, *item) bool { return true }
@@ -106,3 +106,8 @@ func (it *item) replay() (*replay, bool) {
 
 // delivery is that of a live item in the tracker.
 func (it *item) delivery() *ack.Delivery { return it.origin.(liveOrigin).Delivery }
+
+// noteCommitToAckLocked observes how long after its commit an event was finished.
+func (l *Lane) noteCommitToAckLocked(it *item, now time.Time) {
+	l.metrics.commitToAck.Observe(max(0, now.Sub(it.ev.CommittedAt).Seconds()))
+}

@@ -6,14 +6,6 @@ import (
 	"github.com/backendstart/walpost/internal/subscriber"
 )
 
-// masked is an error as it may be kept: what a receiver answers can hold what was sent to it.
-func (l *Lane) masked(err error) error {
-	if err == nil || l.options.Mask == nil {
-		return err
-	}
-	return l.options.Mask(err)
-}
-
 // errorOf is what the error of a call of n deliveries says of delivery i.
 func errorOf(err error, i, n int) error {
 	if err == nil {

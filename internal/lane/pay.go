@@ -9,8 +9,42 @@ import (
 	"slices"
 	"time"
 
+	"github.com/backendstart/walpost/internal/event"
+
 	"github.com/backendstart/walpost/internal/printable"
 )
+
+// pass is one reading of the debt, from its oldest delivery on.
+type pass struct {
+	number  int
+	cursor  event.Position  // everything up to it was read or left out
+	without map[string]bool // keys left out
+	again   bool            // something waits behind the cursor: the pass begins again before anything more is read
+	unread  bool            // something may wait beyond the cursor
+	leftOut bool            // something may wait that this pass did not take in hand
+	dueBy   time.Time       // what failed and is due later is left out; zero: nothing is
+	allDue  bool            // nothing waits for its backoff: the first pass, and that of a subscriber that is back
+	began   time.Time
+	took    time.Duration // by its reads
+}
+
+// begin begins the next pass. longest is how far away the next attempt of what failed can be, where backAgain says that
+// the subscriber has come back: then that is due.
+func (p *pass) begin(now time.Time, backAgain bool, longest time.Duration) {
+	first := p.number == 0
+	*p = pass{number: p.number + 1, without: p.without, unread: true, allDue: first || backAgain, began: now}
+	switch {
+	case first:
+	case backAgain:
+		p.dueBy = now.Add(longest)
+	default:
+		p.dueBy = now
+	}
+	clear(p.without)
+}
+
+// leaveOut leaves a key out of the pass.
+func (p *pass) leaveOut(key string) { p.without[key], p.leftOut = true, true }
 
 // removePaid removes what was delivered from the debt, and notes what failed.
 func (d *debtReader) removePaid(ctx context.Context) error {
@@ -47,16 +81,9 @@ func (d *debtReader) removePaid(ctx context.Context) error {
 	l.scope.paid = rest(l.scope.paid, len(paid))
 	for _, it := range paid {
 		l.scope.dropFromHand(it)
-		l.scope.forget(l.keyOf(it.ev))
+		l.scope.forget(l.options.Ordering.keyOf(it.ev))
 	}
 	return nil
-}
-
-// forget notes that a delivery of a key is not recorded as waiting any more.
-func (s *scope) forget(key string) {
-	if n, ok := s.keys[key]; ok {
-		s.keys[key] = n - 1
-	}
 }
 
 // readWaiting takes waiting deliveries in hand, in order, as long as there is room for them.
@@ -114,7 +141,7 @@ func (d *debtReader) readWaiting(ctx context.Context) error {
 	now := time.Now()
 	for _, o := range owed {
 		d.pass.cursor = o.Event.Position
-		key := l.keyOf(o.Event)
+		key := l.options.Ordering.keyOf(o.Event)
 		if s.blocked[key] || d.pass.without[key] {
 			continue // blocked since the query was made; or in hand, where each event is a key
 		}
@@ -156,7 +183,7 @@ func (d *debtReader) queryLocked(limit int, bytes int64) Query {
 func (d *debtReader) takeInHandLocked(o Owed, now time.Time) *keyQueue {
 	l := d.l
 	it := l.newItemLocked(o.Event, owedOrigin{}, now)
-	key := l.keyOf(o.Event)
+	key := l.options.Ordering.keyOf(o.Event)
 	hasFailed := o.Attempts > 0 || !o.FirstFailure.IsZero()
 	if hasFailed {
 		past := it.failing()
@@ -164,7 +191,7 @@ func (d *debtReader) takeInHandLocked(o Owed, now time.Time) *keyQueue {
 	}
 	l.scope.takeInHand(it)
 	if !hasFailed || l.backlog.keys[key] != nil {
-		l.backlog.push(l.keyOf(it.ev), it)
+		l.backlog.push(l.options.Ordering.keyOf(it.ev), it)
 		return l.backlog.keys[key]
 	}
 	due := now
@@ -314,7 +341,7 @@ func (d *debtReader) beginPassLocked(now time.Time) bool {
 		}
 	}
 	for _, it := range l.owedItemsLocked() {
-		d.pass.without[l.keyOf(it.ev)] = true
+		d.pass.without[l.options.Ordering.keyOf(it.ev)] = true
 	}
 	d.pass.leftOut = !d.pass.dueBy.IsZero() || len(d.pass.without) > 0
 	return true
@@ -339,7 +366,7 @@ func (d *debtReader) readSample(ctx context.Context) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, o := range owed {
-		key := l.keyOf(o.Event)
+		key := l.options.Ordering.keyOf(o.Event)
 		q := l.backlog.keys[key]
 		if _, unread := d.lookUps.keys[key]; unread || l.scope.blocked[key] || !l.breaker.open() || l.scope.mode == debtPaused {
 			return nil
@@ -359,5 +386,5 @@ func (d *debtReader) readSample(ctx context.Context) error {
 
 // inHandLocked reports whether something of a key was read and is not yet removed from the debt.
 func (d *debtReader) inHandLocked(key string) bool {
-	return slices.ContainsFunc(d.l.owedItemsLocked(), func(it *item) bool { return d.l.keyOf(it.ev) == key })
+	return slices.ContainsFunc(d.l.owedItemsLocked(), func(it *item) bool { return d.l.options.Ordering.keyOf(it.ev) == key })
 }

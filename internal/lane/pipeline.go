@@ -209,7 +209,7 @@ func (s *sending) send() (err error) {
 	l := s.pipe.lane
 	defer func() {
 		if p := recover(); p != nil {
-			l.log.Error("pipeline panicked", "event", s.deliveries[0].ID, "panic", l.masked(fmt.Errorf("%v", p)), "stack", string(debug.Stack()))
+			l.log.Error("pipeline panicked", "event", s.deliveries[0].ID, "panic", l.options.masked(fmt.Errorf("%v", p)), "stack", string(debug.Stack()))
 			err = fmt.Errorf("pipeline panicked: %v", p)
 		}
 	}()
@@ -373,7 +373,7 @@ func (pipe *pipeline) readReports(p *call) {
 		if errors.Is(err, subscriber.ErrOldTerm) {
 			l.Suspend()
 		}
-		p.outcome[i] = l.masked(err)
+		p.outcome[i] = l.options.masked(err)
 	}
 }
 
@@ -464,7 +464,7 @@ func (pipe *pipeline) startAbortLocked(limit time.Duration) {
 		err := pipe.abort(ctx)
 		cancel()
 		if err != nil {
-			l.log.Error("the pipeline does not abort: what was sent may still reach its destination", "limit", limit, "err", l.masked(err))
+			l.log.Error("the pipeline does not abort: what was sent may still reach its destination", "limit", limit, "err", l.options.masked(err))
 		}
 		l.mu.Lock()
 		defer l.mu.Unlock()

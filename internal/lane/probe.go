@@ -75,8 +75,6 @@ func (l *Lane) nextProbeAtLocked() time.Time {
 	return at
 }
 
-func latest(times ...time.Time) time.Time { return slices.MaxFunc(times, time.Time.Compare) }
-
 // scheduleWakeLocked sets the timer that calls startCallsLocked when the next retry or probe may begin.
 func (l *Lane) scheduleWakeLocked(now time.Time) {
 	if !l.mayCallLocked() || !l.slots.free(l.options.Concurrency) || l.pipe.roomLocked() == 0 {

@@ -140,17 +140,6 @@ func (q *keyQueue) stoodSince(made time.Time) time.Time {
 	return made.Add(head.offered)
 }
 
-// keyOf is what the lane keeps order within. Without an ordering every event is a key of its own.
-func (l *Lane) keyOf(ev *event.Event) string {
-	switch l.options.Ordering {
-	case ByKey:
-		return ev.Key
-	case None:
-		return ev.Source + "\x00" + ev.ID + "\x00" + ev.Occurrence
-	}
-	return ""
-}
-
 // rest is what is left of a list without its first n items. With nothing left it lets go of them.
 func rest(items []*item, n int) []*item {
 	if n == len(items) {

@@ -55,13 +55,13 @@ func (l *Lane) Replay(ctx context.Context, events []*event.Event, again time.Tim
 			it = l.newItemLocked(ev, nil, now)
 		}
 		it.origin, it.number, it.queue = replayOrigin{r}, int32(i), nil
-		key := l.keyOf(ev)
+		key := l.options.Ordering.keyOf(ev)
 		if refused[key] || l.stage != working || l.scope.unread || l.inScopeLocked(it) {
 			refused[key] = true
 			l.giveBackLocked(it)
 			continue
 		}
-		l.backlog.push(l.keyOf(it.ev), it)
+		l.backlog.push(l.options.Ordering.keyOf(it.ev), it)
 	}
 	r.settled() // the one that kept it open until all were queued
 	l.startCallsLocked()
@@ -109,7 +109,7 @@ func (l *Lane) replayFailedLocked(it *item, wait time.Duration) {
 	r, _ := it.replay()
 	r.result.Wait = max(r.result.Wait, wait)
 	l.giveBackLocked(it)
-	if q := l.backlog.keys[l.keyOf(it.ev)]; q != nil {
+	if q := l.backlog.keys[l.options.Ordering.keyOf(it.ev)]; q != nil {
 		l.dropReplaysLocked(q)
 	}
 }

@@ -2,6 +2,7 @@ package lane
 
 import (
 	"container/heap"
+	"slices"
 	"time"
 )
 
@@ -53,3 +54,5 @@ func (h *retryHeap) Pop() any {
 	*h = (*h)[:last]
 	return q
 }
+
+func latest(times ...time.Time) time.Time { return slices.MaxFunc(times, time.Time.Compare) }

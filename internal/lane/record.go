@@ -1,0 +1,175 @@
+package lane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/backendstart/walpost/internal/ack"
+	"github.com/backendstart/walpost/internal/printable"
+)
+
+// recordBehindDebt makes what stands behind debt owed, when it must leave the window. Keys that have nearly caught up hold
+// theirs for a while: when their debt is paid, it is released without ever having been recorded.
+func (d *debtReader) recordBehindDebt(ctx context.Context) error {
+	l := d.l
+	var owed []Owed
+	var deliveries []*ack.Delivery
+	var dead []*item
+	var letters []Owed // of them
+	counts := make(map[string]int)
+	l.mu.Lock()
+	batch := d.dueLocked(time.Now())
+	for _, it := range batch {
+		switch {
+		case it.finished: // its dead letter is written, and what was to be written after it was not
+		case it.dead:
+			dead, letters = append(dead, it), append(letters, it.owedLocked())
+		default:
+			owed, deliveries = append(owed, it.owedLocked()), append(deliveries, it.delivery())
+			counts[l.options.Ordering.keyOf(it.ev)]++
+		}
+	}
+	l.mu.Unlock()
+	if len(batch) == 0 {
+		return nil
+	}
+	for i, it := range dead {
+		if err := d.recordDeadBehindDebt(ctx, it, letters[i]); err != nil {
+			return err
+		}
+	}
+	if len(owed) > 0 {
+		if err := l.ower.Record(ctx, l.Name(), owed); err != nil {
+			return fmt.Errorf("record %s as owed: %w", printable.Count(len(owed), "delivery"), err)
+		}
+		l.acks.Secure(deliveries)
+		d.waiting, d.pass.unread = true, true
+		d.pass.again = d.pass.again || owed[0].Event.Position.Compare(d.pass.cursor) <= 0
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.open -= len(owed)
+	l.metrics.open.Set(float64(l.open))
+	l.metrics.recorded.Add(float64(len(owed)))
+	s := &l.scope
+	s.behindDebt = rest(s.behindDebt, len(batch))
+	s.urgent = s.urgent && len(s.behindDebt) > 0
+	if !s.mode.whole() {
+		for key, n := range counts {
+			if _, ok := s.keys[key]; ok {
+				s.keys[key] += n
+			}
+		}
+	}
+	if len(s.behindDebt) > 0 && (s.mode.whole() || s.urgent) {
+		signal(l.readerWake)
+	}
+	return nil
+}
+
+// recordDeadBehindDebt records a dead letter among what stands behind debt.
+func (d *debtReader) recordDeadBehindDebt(ctx context.Context, it *item, letter Owed) error {
+	if err := d.l.writeDead(ctx, it, letter); err != nil {
+		return fmt.Errorf("record dead letter: %w", err)
+	}
+	d.l.mu.Lock()
+	defer d.l.mu.Unlock()
+	d.l.finishLocked(it, it.past().err, time.Now())
+	d.l.acknowledgeLocked()
+	return nil
+}
+
+// dueLocked returns what is to be recorded now, oldest first.
+func (d *debtReader) dueLocked(now time.Time) []*item {
+	l := d.l
+	s := &l.scope
+	if len(s.behindDebt) == 0 {
+		s.urgent = false
+		return nil
+	}
+	if l.liveAtWorkLocked() {
+		return nil
+	}
+	s.sortBehindDebt()
+	age := now.Sub(l.made) - s.behindDebt[0].offered
+	switch {
+	case s.urgent, s.behindDebt[0].ev.Position.Compare(s.before) <= 0:
+	case s.mode.whole():
+		if len(s.behindDebt) < recordBatch/10 && age < debtTick && !l.stream.Crowds() {
+			return nil
+		}
+	case !l.stream.Crowds() && age < l.options.StallAfter:
+		return nil
+	}
+	return s.behindDebt[:min(len(s.behindDebt), recordBatch)]
+}
+
+// recordUnopened records what was offered to a lane that a stop has ended before it knew its debt.
+func (d *debtReader) recordUnopened() error {
+	l := d.l
+	l.mu.Lock()
+	open := l.open
+	l.mu.Unlock()
+	if open == 0 {
+		return nil
+	}
+	deadline := time.Now().Add(closeTimeout)
+	ctx, cancel := context.WithDeadline(context.Background(), deadline)
+	defer cancel()
+	if err := d.loadDebt(ctx); err != nil {
+		return fmt.Errorf("subscriber %q: %s could not be recorded as owed and will come again: %w", l.Name(), printable.Count(int64(open), "open delivery"), err)
+	}
+	return d.recordOpen(deadline)
+}
+
+// recordOpen removes what was paid and records what is still open as owed, so that a clean restart repeats
+// nothing. What cannot be recorded by the deadline comes again, and the error names it.
+func (d *debtReader) recordOpen(deadline time.Time) error {
+	l := d.l
+	ctx, cancel := context.WithDeadline(context.Background(), deadline)
+	defer cancel()
+	err := d.removePaid(ctx)
+	if err != nil {
+		err = fmt.Errorf("subscriber %q: what was sent of its debt comes again: %w", l.Name(), err)
+	}
+	// What is still to be looked up is in no queue. What of it is recorded already, or finished, is not to be owed.
+	if lookUpErr := d.lookUpUnchecked(ctx); lookUpErr != nil {
+		err = errors.Join(err, fmt.Errorf("subscriber %q: what the stream brought at its start comes again: %w", l.Name(), lookUpErr))
+	}
+	l.mu.Lock()
+	s := &l.scope
+	s.mode.oweAll()
+	s.urgent = true
+	for _, q := range l.backlog.keys {
+		l.moveBehindDebtLocked(q)
+	}
+	for c := range l.calls { // handlers that ignore their context are not waited for any longer
+		if !c.overdue {
+			l.waitNoLongerLocked(c)
+		}
+	}
+	l.abandonOverdueLocked()
+	open := len(s.behindDebt)
+	l.mu.Unlock()
+	for open > 0 {
+		recorded := d.recordBehindDebt(ctx)
+		l.mu.Lock()
+		before := open
+		if open = len(s.behindDebt); recorded != nil && open > 0 {
+			err = errors.Join(err, fmt.Errorf("subscriber %q: %s, the first of event %q, could not be recorded as owed and will come again: %w",
+				l.Name(), printable.Count(open, "open delivery"), s.behindDebt[0].ev.ID, recorded))
+		}
+		l.mu.Unlock()
+		if recorded != nil || open == before {
+			break
+		}
+	}
+	if err != nil {
+		d.reportError(err)
+		return err
+	}
+	d.reportError(errors.Join(d.pauseOnItsWord(ctx), d.refresh(ctx))) // what is owed no more holds no WAL
+	return nil
+}
