@@ -152,7 +152,7 @@ func TestKafka_keepsTheOrderThroughRetriesOfTheClient(t *testing.T) {
 	}
 }
 
-// F-51. A partition has no leader: its events come back as Away and wait, in no room that others need, and in their order.
+// F-51, S-272. A partition has no leader: its events come back as Away and wait, in no room that others need, and in their order.
 func TestKafka_givesBackTheEventsOfAPartitionWithoutALeader(t *testing.T) {
 	for name, fault := range map[string]kfake.Fault{
 		"by the answer":   {Keys: []kmsg.Key{kmsg.Produce}, Err: kerr.NotLeaderForPartition},
@@ -269,7 +269,7 @@ func TestSizeOf_isWhatTheClientCounts(t *testing.T) {
 	}
 }
 
-// A stop waits for Abort, which has less than a second then.
+// S-271. A stop waits for Abort, which has less than a second then.
 func TestKafka_endsAnAbortInTimeWhateverTheBrokersDo(t *testing.T) {
 	for name, fault := range map[string]*kfake.Fault{
 		"a commit without an answer":                                  {Keys: []kmsg.Key{kmsg.EndTxn}, Err: kerr.CoordinatorLoadInProgress, Count: -1},
