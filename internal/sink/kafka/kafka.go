@@ -20,6 +20,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kerr"
+
 	"github.com/backendstart/walpost/internal/config"
 	"github.com/backendstart/walpost/internal/envelope"
 	"github.com/backendstart/walpost/internal/route"
@@ -48,9 +50,11 @@ type Kafka struct {
 	limits  limits
 	masking masking
 
-	use sync.RWMutex // held for reading by Send, so that Abort can wait for those under way
-	mu  sync.Mutex
-	now *session // nil until the next Send; guarded by mu
+	use     sync.RWMutex // held for reading by Send, so that Abort can wait for those under way
+	mu      sync.Mutex
+	now     *session       // nil until the next Send; guarded by mu
+	left    []*session     // get nothing new and are closed with their last report; guarded by mu
+	closing sync.WaitGroup // of those that were left
 }
 
 type configuredHeader struct {
@@ -116,11 +120,13 @@ func (k *Kafka) Send(ctx context.Context, deliveries []subscriber.Delivery, done
 		}
 		return
 	}
+	defer s.release()
 	records := c.prepare(s, deliveries)
 	if k.ExactlyOnce {
 		s.transact(c, records)
 		return
 	}
+	s.expectReleases(len(records))
 	c.unreported.Store(int64(len(records)))
 	c.patient, c.stopWaiting = context.WithTimeoutCause(ctx, k.Timeout, errNotTaken)
 	if len(records) == 0 {
@@ -134,7 +140,7 @@ func (k *Kafka) Send(ctx context.Context, deliveries []subscriber.Delivery, done
 // errNotTaken ends the wait for brokers that do not take records.
 var errNotTaken = errors.New("the brokers have not taken it within the timeout")
 
-// session is the one in use, or a new one.
+// session is the one in use, or a new one. It stays open until it is released.
 func (k *Kafka) session() (*session, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -145,43 +151,59 @@ func (k *Kafka) session() (*session, error) {
 		}
 		k.now = s
 	}
+	k.now.held++
 	return k.now, nil
 }
 
-// endSession ends the use of the session: the next Send begins another.
-func (k *Kafka) endSession() *session {
+// sessions are all that may have something on its way.
+func (k *Kafka) sessions() []*session {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	s := k.now
-	k.now = nil
-	return s
+	return k.sessionsLocked()
+}
+
+func (k *Kafka) sessionsLocked() []*session {
+	all := slices.Clone(k.left)
+	if k.now != nil {
+		all = append(all, k.now)
+	}
+	return all
+}
+
+// endSessions ends the use of all sessions: the next Send begins another.
+func (k *Kafka) endSessions() []*session {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	all := k.sessionsLocked()
+	k.now, k.left = nil, nil
+	return all
 }
 
 // Abort implements subscriber.Pipeline: it waits for the brokers' answer to what is on its way, and gives up the rest. If
 // ctx ends first, the connections are closed. Then a broker that was frozen can still find in its socket what was sent: the
 // term in its headers tells, and with exactly_once the brokers refuse it, once another relay sends.
 func (k *Kafka) Abort(ctx context.Context) error {
-	k.mu.Lock()
-	s := k.now
-	k.mu.Unlock()
-	if s == nil {
-		return nil
+	for _, s := range k.sessions() {
+		s.stop()
 	}
-	s.stop()
 	k.use.Lock() // no Send is under way any more
 	defer k.use.Unlock()
-	k.endSession()
-	err := s.abort(ctx)
-	s.close()
-	return err
+	var errs []error
+	for _, s := range k.endSessions() {
+		s.stop()
+		errs = append(errs, s.abort(ctx))
+		s.close()
+	}
+	return errors.Join(errs...)
 }
 
 // Close closes the connections. No call may be under way.
 func (k *Kafka) Close() error {
-	if s := k.endSession(); s != nil {
+	for _, s := range k.endSessions() {
 		s.stop()
 		s.close()
 	}
+	k.closing.Wait()
 	return nil
 }
 
@@ -224,10 +246,14 @@ func (c *call) report(index int, key string, err error) {
 
 // endRecord reports a delivery that was handed to the client.
 func (x *sending) endRecord(err error) {
+	if errors.Is(err, kerr.UnknownTopicID) {
+		x.session.leave(x.record.Topic)
+	}
 	x.report(x.index, x.key, err)
 	if x.unreported.Add(-1) == 0 {
 		x.stopWaiting()
 	}
+	x.session.release()
 }
 
 // hasFailed tells whether a later event of the key would overtake one that has failed.

@@ -48,6 +48,13 @@ func (l *limits) of(topic string) int {
 	return defaultLimit
 }
 
+// forget lets a topic be asked again.
+func (l *limits) forget(topic string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.known, topic)
+}
+
 // ask makes sure that a topic is there and its limit known. The error is Away.
 func (l *limits) ask(ctx context.Context, admin *kadm.Client, topic string) error {
 	l.mu.Lock()

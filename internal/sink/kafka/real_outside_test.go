@@ -5,6 +5,7 @@ package kafka_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -49,6 +50,7 @@ func testBroker(t *testing.T, b *kafkatest.Broker) {
 	t.Run("logs in by each mechanism and never shows the password", func(t *testing.T) { logsIn(t, b) })
 	t.Run("speaks TLS with certificates from files", func(t *testing.T) { speaksTLS(t, b) })
 	t.Run("waits for a topic that does not exist, and makes none", func(t *testing.T) { waitsForTopic(t, b) })
+	t.Run("sends to a topic that was deleted and made again", func(t *testing.T) { sendsToRemadeTopic(t, b) })
 	t.Run("waits for the right to write", func(t *testing.T) { waitsForRights(t, b) })
 	t.Run("writes records as the docs say", func(t *testing.T) { writesRecords(t, b) })
 	t.Run("waits in the program and says for what", func(t *testing.T) { waitsInTheProgram(t, b) })
@@ -157,6 +159,50 @@ func speaksTLS(t *testing.T, b *kafkatest.Broker) {
 		err := outcome(t, open(t, secure), sinktest.Delivery(0))[0]
 		if test.want == "" && err != nil || test.want != "" && (!subscriber.IsAway(err) || !strings.Contains(err.Error(), test.want)) {
 			t.Errorf("%s: got %v, want %q", name, err, test.want)
+		}
+	}
+}
+
+// The topic is deleted while the client has sent to it, and made again: later events go there, in order, and no other topic
+// is disturbed. In transactions as well.
+func sendsToRemadeTopic(t *testing.T, b *kafkatest.Broker) {
+	for _, exactlyOnce := range []bool{false, true} {
+		o, other := newTopic(t, b, nil), newTopic(t, b, nil)
+		both := options(b, "{topic}")
+		both.ExactlyOnce = exactlyOnce
+		k := open(t, both)
+		to := func(topic *topic, n int) subscriber.Delivery {
+			d := sinktest.Delivery(n)
+			changed := *d.Event
+			changed.Topic, d.Event = topic.name, &changed
+			return d
+		}
+		for n := range 3 {
+			for _, err := range outcome(t, k, to(o, n), to(other, n)) {
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if _, err := b.Admin().DeleteTopics(t.Context(), o.name); err != nil {
+			t.Fatal(err)
+		}
+		b.Topic(t, o.name, 1)
+		for n := 3; n < 6; n++ {
+			sinktest.Eventually(t, "the new topic takes events", func() bool { return outcome(t, k, to(o, n))[0] == nil })
+			sinktest.Eventually(t, "the other topic takes events", func() bool { return outcome(t, k, to(other, n))[0] == nil })
+		}
+		for topic, first := range map[*topic]int{o: 3, other: 0} {
+			var got, want []string
+			for _, r := range topic.Received(t) {
+				got = append(got, r.ID)
+			}
+			for n := first; n < 6; n++ {
+				want = append(want, sinktest.Delivery(n).ID)
+			}
+			if !slices.Equal(got, want) {
+				t.Errorf("exactly_once %v: topic %s has %q, want %q", exactlyOnce, topic.name, got, want)
+			}
 		}
 	}
 }

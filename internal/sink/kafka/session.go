@@ -3,6 +3,7 @@ package kafka
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 
 	"github.com/twmb/franz-go/pkg/kadm"
@@ -20,6 +21,8 @@ type session struct {
 	admin  *kadm.Client
 	ended  context.Context // ends with the session; what waits for the brokers waits no longer
 	stop   context.CancelFunc
+
+	held int // by Sends under way and by records that are not reported; guarded by kafka.mu
 
 	turn   chan struct{} // holds one token while no transaction is under way
 	fenced bool          // another has our transactional id; owned by who holds the token
@@ -48,6 +51,44 @@ func newSession(k *Kafka) (*session, error) {
 	}
 	s.admin = kadm.NewClient(s.client)
 	return s, nil
+}
+
+// expectReleases keeps the session open for n more releases.
+func (s *session) expectReleases(n int) {
+	s.kafka.mu.Lock()
+	defer s.kafka.mu.Unlock()
+	s.held += n
+}
+
+// release lets a session that was left be closed.
+func (s *session) release() {
+	s.kafka.mu.Lock()
+	defer s.kafka.mu.Unlock()
+	s.held--
+	s.closeIfLeftLocked()
+}
+
+// leave lets the next Send begin another session, because this client does not send to the topic any more: it was deleted and
+// made again, and a client knows a topic by its id for as long as it lives. To have it forget the topic would count the
+// records from 0 again under the same producer id, and brokers take what they have counted before for a repetition.
+func (s *session) leave(topic string) {
+	k := s.kafka
+	k.limits.forget(topic)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.now != s {
+		return
+	}
+	k.now, k.left = nil, append(k.left, s)
+	s.closeIfLeftLocked()
+}
+
+func (s *session) closeIfLeftLocked() {
+	k := s.kafka
+	if i := slices.Index(k.left, s); i >= 0 && s.held == 0 {
+		k.left = slices.Delete(k.left, i, i+1)
+		k.closing.Go(func() { s.stop(); s.close() })
+	}
 }
 
 // with is a context that ends with ctx and with the session.

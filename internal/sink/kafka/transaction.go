@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/backendstart/walpost/internal/subscriber"
@@ -100,6 +101,8 @@ func (s *session) once(ctx context.Context, all []*sending) (errs []error, rolle
 	defer cancelEnd()
 	if err := s.client.EndTransaction(end, kgo.TryAbort); err != nil {
 		s.replace(err)
+	} else if errors.Is(rolledBack, kerr.UnknownTopicID) {
+		s.replace(rolledBack) // as in leave
 	}
 	return errs, rolledBack
 }
