@@ -75,6 +75,9 @@ func (s *Schema) Check(payload []byte) (err error) {
 	if payload == nil {
 		payload = []byte("null")
 	}
+	if err := bounded(payload); err != nil {
+		return err
+	}
 	value, err := jsonschema.UnmarshalJSON(bytes.NewReader(payload))
 	if err != nil {
 		return errors.New("the payload is no JSON, and its source has a schema")

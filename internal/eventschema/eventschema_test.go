@@ -149,3 +149,34 @@ func BenchmarkCheck(b *testing.B) {
 		}
 	}
 }
+
+// S-344. What a payload costs is bounded, whatever whoever writes it puts in: nine bytes of 1e999999 are fifty milliseconds of a
+// processor to a library that counts in fractions, and each value that does not fit is an error of its own to it.
+func TestCheck_isBoundedByWhatIsInThePayload(t *testing.T) {
+	schema, err := read(t, `{"items": {"type": "integer"}}`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct{ payload, want string }{
+		"a large exponent":          {`[1e999999]`, "number"},
+		"a small one":               {`[1E-999999]`, "number"},
+		"many digits":               {"[" + strings.Repeat("1", 100_000) + "]", "number"},
+		"many values":               {"[" + strings.Repeat("1,", 200_000) + "1]", "values"},
+		"many empty lists":          {"[" + strings.Repeat("[],", 200_000) + "1]", "values"},
+		"a number in a text":        {`["1e999999"]`, "got string"},
+		"a quote in a text":         {`["\"", 1e999999]`, "number"},
+		"a backslash ends a text":   {`["\\", 1e999999]`, "number"},
+		"what a service may write":  {`[1, 20, 3e2, 1e308, 12345678901234567890123456789012345678]`, ""},
+		"a text with many commas":   {`{"a": "` + strings.Repeat(",", 200_000) + `"}`, ""},
+		"a number at the top":       {`1e999999`, "number"},
+		"an exponent with its sign": {`[1e+999999]`, "number"},
+	} {
+		err := schema.Check([]byte(test.payload))
+		switch {
+		case test.want == "" && err != nil:
+			t.Errorf("%s: got %v, want no error", name, err)
+		case test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)):
+			t.Errorf("%s: got %v, want %q", name, err, test.want)
+		}
+	}
+}

@@ -302,3 +302,34 @@ func TestKafka_endsAnAbortInTimeWhateverTheBrokersDo(t *testing.T) {
 		})
 	}
 }
+
+// S-345. Who writes events writes their topics: names that the brokers do not have must not use up the bound, or a thousand
+// rows keep every later topic from its events until the relay is restarted.
+func TestKafka_countsNoTopicThatTheBrokersDoNotHave(t *testing.T) {
+	cluster, k := fake(t, nil)
+	if err := k.Close(); err != nil {
+		t.Fatal(err)
+	}
+	c := NewConfig()
+	c.Brokers = cluster.ListenAddrs()
+	k, err := New(Options{Config: c, Name: "payments", Slot: "s", Timeout: 10 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = k.Close() })
+	made := make([]subscriber.Delivery, maxTopics)
+	for i := range made {
+		made[i] = delivery(i, fmt.Sprint(i), "x")
+		made[i].Topic = fmt.Sprintf("made-up-%d", i)
+	}
+	for i, err := range outcome(t, t.Context(), k, made...) {
+		if !subscriber.IsAway(err) || !strings.Contains(err.Error(), "does not exist") {
+			t.Fatalf("event %d: got %v, want Away for want of its topic", i, err)
+		}
+	}
+	there := delivery(maxTopics, "a", "one")
+	there.Topic = "t"
+	if err := outcome(t, t.Context(), k, there)[0]; err != nil {
+		t.Errorf("a topic that the brokers have: %v", err)
+	}
+}

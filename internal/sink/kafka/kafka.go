@@ -303,14 +303,18 @@ func (c *call) prepare(s *session, deliveries []subscriber.Delivery) []*sending 
 
 // ready tells whether a topic takes records, as far as is known.
 func (c *call) ready(s *session, topic string) error {
-	if err := c.kafka.names.Admit(topic); err != nil {
-		return subscriber.Away(fmt.Errorf("topic: %w", err))
-	}
 	ctx, cancel := s.with(c.ctx)
 	defer cancel()
 	err := c.kafka.limits.ask(ctx, s.admin, topic)
 	if c.ctx.Err() != nil {
 		return context.Cause(c.ctx)
 	}
-	return c.kafka.masked(err)
+	if err != nil {
+		return c.kafka.masked(err)
+	}
+	// One that the brokers do not have takes no place: who writes events could take them all.
+	if err := c.kafka.names.Admit(topic); err != nil {
+		return subscriber.Away(fmt.Errorf("topic: %w", err))
+	}
+	return nil
 }
