@@ -57,7 +57,7 @@ var checks = []check{
 	{id: "same-server", needs: aRecord, fine: "the slot's record belongs to this server and timeline", run: checkSameServer},
 	{id: "positions", needs: aRecord, fine: "what is recorded of positions can be true", run: checkPositions},
 	{id: "slot-danger", needs: aSlot, fine: "the slot is far from being lost", run: checkSlotDanger},
-	{id: "old-transaction", fine: "no transaction has been open for long", run: checkOldTransactions},
+	{id: "old-transaction", fine: "no transaction that the role may look at has been open for long", run: checkOldTransactions},
 	{id: "other-slots", fine: "no other slot keeps WAL without a reader", run: checkOtherSlots},
 	{id: "catalog-xmin", fine: "no slot keeps old rows from being cleaned up", run: checkCatalogXmin},
 

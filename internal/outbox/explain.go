@@ -120,11 +120,11 @@ func (t *Table) LockedBy(ctx context.Context, tx pgx.Tx, row string) (string, er
 	var who string
 	err = tx.QueryRow(ctx, `
 		SELECT pg_catalog.string_agg(who, '; ') FROM (
-			SELECT pg_catalog.format('pid %s of %s, %s since %s, query: %s', a.pid, a.usename, a.state, a.xact_start, pg_catalog.left(a.query, 200)) AS who
+			SELECT `+postgres.SessionSQL+` AS who
 			FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_stat_activity a USING (pid)
 			WHERE l.locktype = 'transactionid' AND l.granted AND l.mode = 'ExclusiveLock' AND l.transactionid::text = ANY ($1)
 			UNION
-			SELECT pg_catalog.format('the prepared transaction %L of %s, since %s', gid, owner, prepared)
+			SELECT pg_catalog.format('the prepared transaction %L of role %s, since %s', gid, owner, prepared)
 			FROM pg_catalog.pg_prepared_xacts WHERE transaction::text = ANY ($1)) w HAVING pg_catalog.count(*) > 0`, lockers).Scan(&who)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return "", nil

@@ -22,15 +22,21 @@ func (w LockWait) String() string {
 		w.PID, w.Since.UTC().Format(time.RFC3339), w.Query, w.By)
 }
 
-// lockWaitsSQL finds the sessions of the asking one's role and application_name that wait for a lock. Of sessions of other
-// roles the server shows the query only to superusers and members of pg_read_all_stats; a prepared transaction has no
-// session, and pid 0. (PostgreSQL manual, "pg_stat_activity", "pg_blocking_pids")
+// SessionSQL is SQL that tells of a row a of pg_stat_activity whose session it is, and what it does since when. Of sessions
+// of other roles the server shows more than pid and role only to superusers and members of pg_read_all_stats. (PostgreSQL
+// manual, "pg_stat_activity")
+const SessionSQL = `pg_catalog.format('pid %s of role %s%s', a.pid, a.usename, CASE WHEN a.state IS NULL
+	THEN ' (what it does is shown only to superusers and members of pg_read_all_stats)'
+	ELSE pg_catalog.format(', %s since %s: %s', a.state, coalesce(a.xact_start, a.state_change),
+		pg_catalog.left(pg_catalog.regexp_replace(a.query, '\s+', ' ', 'g'), 200)) END)`
+
+// lockWaitsSQL finds the sessions of the asking one's role and application_name that wait for a lock. A prepared transaction
+// has no session, and pid 0. (PostgreSQL manual, "pg_blocking_pids")
 const lockWaitsSQL = `
 	SELECT w.pid, w.query_start, pg_catalog.left(pg_catalog.regexp_replace(w.query, '\s+', ' ', 'g'), 80),
 	       coalesce((SELECT pg_catalog.string_agg(CASE WHEN p = 0 THEN 'a prepared transaction (pg_prepared_xacts)'
-	           ELSE pg_catalog.format('pid %s%s', p, (SELECT pg_catalog.format(' of role %s, %s since %s: %s', b.usename, b.state, b.xact_start,
-	                    pg_catalog.left(pg_catalog.regexp_replace(b.query, '\s+', ' ', 'g'), 200))
-	                FROM pg_catalog.pg_stat_activity b WHERE b.pid = p)) END, '; ')
+	           ELSE coalesce((SELECT ` + SessionSQL + ` FROM pg_catalog.pg_stat_activity a WHERE a.pid = p),
+	                pg_catalog.format('pid %s', p)) END, '; ')
 	           FROM (SELECT DISTINCT p FROM pg_catalog.unnest(pg_catalog.pg_blocking_pids(w.pid)) p LIMIT 5) blockers), 'no one any more')
 	FROM pg_catalog.pg_stat_activity w
 	WHERE w.wait_event_type = 'Lock' AND w.state = 'active' AND w.pid <> pg_catalog.pg_backend_pid()

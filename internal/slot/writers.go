@@ -22,7 +22,7 @@ type Writer struct {
 // is prepared later keeps its id as well. (PostgreSQL manual, "pg_locks")
 const writersSQL = `
 	SELECT (pg_catalog.array_agg(x.transactionid ORDER BY pg_catalog.age(x.transactionid) DESC))[1]::text::bigint,
-	       coalesce(pg_catalog.min(CASE WHEN a.pid IS NOT NULL THEN pg_catalog.format('pid %s of role %s, since %s: %s', a.pid, a.usename, a.xact_start, pg_catalog.left(a.query, 200)) END),
+	       coalesce(pg_catalog.min(CASE WHEN a.pid IS NOT NULL THEN ` + postgres.SessionSQL + ` END),
 	                pg_catalog.min(CASE WHEN p.gid IS NOT NULL THEN pg_catalog.format('prepared transaction %L of role %s, since %s', p.gid, p.owner, p.prepared) END), 'unknown')
 	FROM pg_catalog.pg_locks x
 	LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = x.pid
