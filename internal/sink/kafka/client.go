@@ -19,6 +19,8 @@ import (
 const (
 	// buffered is above every in_flight, which is what bounds a client: Produce never waits.
 	buffered = 1 << 24
+	// largestAnswer is what is read of a broker's answer: to a thousand topics with a hundred partitions each.
+	largestAnswer = 16 << 20
 	// dialFor is how long a connection may take.
 	dialFor = 3 * time.Second
 )
@@ -41,6 +43,8 @@ func (o Options) newClient(more ...kgo.Opt) (*kgo.Client, error) {
 		kgo.ProducerLinger(0),                      // a lane hands over what has gathered: to wait for more would only delay it
 		kgo.MetadataMinAge(250 * time.Millisecond), // a topic that is made, a leader that is elected, is found soon
 		kgo.Dialer(o.dial),
+		kgo.BrokerMaxReadBytes(largestAnswer),
+		kgo.FetchMaxBytes(largestAnswer / 2), // nothing is fetched, but the client wants it to fit into an answer
 	}
 	if o.SASL != nil {
 		opts = append(opts, kgo.SASL(o.login()))

@@ -3,8 +3,10 @@ package kafka
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -331,5 +333,55 @@ func TestKafka_countsNoTopicThatTheBrokersDoNotHave(t *testing.T) {
 	there.Topic = "t"
 	if err := outcome(t, t.Context(), k, there)[0]; err != nil {
 		t.Errorf("a topic that the brokers have: %v", err)
+	}
+}
+
+// S-347. What stands at the address of a broker may be anything: an answer without end is not read into memory.
+func TestKafka_readsNoAnswerWithoutEnd(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const says = 64 << 20
+	written := make(chan int, 100)
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				if _, err := conn.Read(make([]byte, 1024)); err != nil {
+					return
+				}
+				n := 0
+				chunk := binary.BigEndian.AppendUint32(nil, says)
+				for n < says {
+					some, err := conn.Write(chunk)
+					if n += some; err != nil {
+						break
+					}
+					chunk = make([]byte, 1<<16)
+				}
+				written <- n
+			}()
+		}
+	}()
+	t.Cleanup(func() { _ = listener.Close() })
+	c := NewConfig()
+	c.Brokers, c.Topic = []string{listener.Addr().String()}, "t"
+	k, err := New(Options{Config: c, Name: "payments", Timeout: 10 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = k.Close() })
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	if err := k.Probe(ctx); err == nil {
+		t.Error("an answer of zeroes is believed")
+	}
+	if n := <-written; n >= says {
+		t.Errorf("all of the %d bytes were read", n)
 	}
 }
