@@ -167,12 +167,13 @@ func (h *history) step() {
 		h.server.used = h.IntN(h.server.used + 1)
 		h.server.mu.Unlock()
 	case op == 17: // the lease is lost and got again, and no one else has led
-		for _, l := range h.process.lanes {
+		p := h.process // which another one follows, perhaps before the lease is back
+		for _, l := range p.lanes {
 			l.Suspend()
 		}
-		h.process.replaying.Go(func() {
-			wait(h.process.run, 2*time.Second)
-			for _, l := range h.process.lanes {
+		p.replaying.Go(func() {
+			wait(p.run, 2*time.Second)
+			for _, l := range p.lanes {
 				l.Resume()
 			}
 		})

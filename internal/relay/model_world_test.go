@@ -221,8 +221,8 @@ type modelProcess struct {
 	lanes     []*lane.Lane
 	run       context.Context // ends with a stop
 	received  func() event.LSN
-	replaying *sync.WaitGroup // what has to end before the process has
-	replays   []sync.Mutex    // held while one is under way, by lane
+	replaying *tasks       // what has to end before the process has
+	replays   []sync.Mutex // held while one is under way, by lane
 }
 
 // modelOutlet is a subscriber as one process sees it.
@@ -717,8 +717,8 @@ func startProcess(server *modelServer, subs []*modelSubscriber, budget int64, pl
 	rec := &recorder{ledger: modelLedger{p, plant}, tracker: p.tracker, log: log, metrics: newMetrics(reg, reg),
 		names: names, budget: budget, received: at, recorded: confirmed, epoch: 1}
 
-	var lanesDone, others, replays sync.WaitGroup
-	p.lanes, p.received, p.replaying = lanes, at, &replays
+	var lanesDone, others sync.WaitGroup
+	p.lanes, p.received, p.replaying = lanes, at, new(tasks)
 	for _, l := range lanes {
 		lanesDone.Go(func() { _ = l.Run(run, 5*time.Second) })
 	}
@@ -735,7 +735,7 @@ func startProcess(server *modelServer, subs []*modelSubscriber, budget int64, pl
 	go func() {
 		defer close(p.ended)
 		<-streaming
-		replays.Wait()
+		p.replaying.endAndWait()
 		lanesDone.Wait()
 		recorded()
 		others.Wait()
@@ -744,6 +744,31 @@ func startProcess(server *modelServer, subs []*modelSubscriber, budget int64, pl
 		}
 	}()
 	return p
+}
+
+// tasks are what people have begun with a process. It can end while another one is begun, which sync.WaitGroup does not
+// allow: a task that comes too late is not begun.
+type tasks struct {
+	mu    sync.Mutex
+	ended bool // guarded by mu
+	under sync.WaitGroup
+}
+
+// Go begins a task.
+func (t *tasks) Go(task func()) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.ended {
+		t.under.Go(task)
+	}
+}
+
+// endAndWait lets no other task begin and waits for those that have.
+func (t *tasks) endAndWait() {
+	t.mu.Lock()
+	t.ended = true
+	t.mu.Unlock()
+	t.under.Wait()
 }
 
 func (s *modelServer) setConfirmed(confirmed event.LSN) {
