@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/backendstart/walpost/internal/config"
+	"github.com/backendstart/walpost/internal/mask"
 	"github.com/backendstart/walpost/internal/route"
 	"github.com/backendstart/walpost/internal/safefile"
 	"github.com/backendstart/walpost/internal/sink/access"
@@ -32,9 +33,9 @@ type Config struct {
 	Brokers []string `yaml:"brokers,omitempty"`
 	// Topic is a template.
 	Topic string `yaml:"topic,omitempty"`
-	// Headers are templates, sent with each record.
-	Headers map[string]string `yaml:"headers,omitempty"`
-	Format  string            `yaml:"format,omitempty"`
+	// Headers are templates, sent with each record. One can hold a key of the receivers.
+	Headers map[string]config.Secret `yaml:"headers,omitempty"`
+	Format  string                   `yaml:"format,omitempty"`
 	// Partitioner is one of partitioners.
 	Partitioner string `yaml:"partitioner,omitempty"`
 	// Compression is one of codecs.
@@ -97,11 +98,23 @@ func (c *Config) Check(_ config.Subscriber, fail func(string, error)) {
 
 // header compiles the template of a header. A value without text is not sent.
 func (c *Config) header(name string) (*route.Template, error) {
-	return route.Compile(safefile.AtStart(c.Headers[name]), route.Rule{MayBeEmpty: true})
+	text := safefile.AtStart(c.Headers[name].Live())
+	template, err := route.Compile(text, route.Rule{MayBeEmpty: true})
+	return template, mask.New(text).Error(err)
 }
 
 // SecretTexts implements config.Options.
-func (c *Config) SecretTexts() []string { return c.SASL.SecretTexts() }
+func (c *Config) SecretTexts() []string {
+	texts := c.SASL.SecretTexts()
+	for name := range c.Headers {
+		if template, err := c.header(name); err == nil {
+			if text, fixed := template.Fixed(); fixed {
+				texts = append(texts, text)
+			}
+		}
+	}
+	return texts
+}
 
 // isOurs tells which headers the configuration must not set.
 func isOurs(name string) bool {

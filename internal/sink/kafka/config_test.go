@@ -2,7 +2,10 @@ package kafka
 
 import (
 	"slices"
+	"strings"
 	"testing"
+
+	"github.com/goccy/go-yaml"
 
 	"github.com/backendstart/walpost/internal/config"
 	"github.com/backendstart/walpost/internal/sink/access"
@@ -21,9 +24,9 @@ func TestConfig_namesEachMistakeByItsKey(t *testing.T) {
 		"topic":         {func(c *Config) { c.Topic = "a b" }, []string{"topic"}},
 		"empty topic":   {func(c *Config) { c.Topic = "" }, []string{"topic"}},
 		"template":      {func(c *Config) { c.Topic = "{tpoic}" }, []string{"topic"}},
-		"our header":    {func(c *Config) { c.Headers = map[string]string{"Walpost-Term": "1"} }, []string{"headers"}},
-		"header":        {func(c *Config) { c.Headers = map[string]string{"a": "{"} }, []string{"headers"}},
-		"fine headers":  {func(c *Config) { c.Headers = map[string]string{"org": "{header.org}", "app": "shop"} }, nil},
+		"our header":    {func(c *Config) { c.Headers = map[string]config.Secret{"Walpost-Term": "1"} }, []string{"headers"}},
+		"header":        {func(c *Config) { c.Headers = map[string]config.Secret{"a": "{"} }, []string{"headers"}},
+		"fine headers":  {func(c *Config) { c.Headers = map[string]config.Secret{"org": "{header.org}", "app": "shop"} }, nil},
 		"choices":       {func(c *Config) { c.Format, c.Partitioner, c.Compression = "x", "x", "x" }, []string{"format", "partitioner", "compression"}},
 		"relative file": {func(c *Config) { c.TLS = &access.TLS{CA: "ca.pem"} }, []string{"tls.ca"}},
 		"half a pair":   {func(c *Config) { c.TLS = &access.TLS{Cert: "/c"} }, []string{"tls.cert"}},
@@ -44,5 +47,23 @@ func TestConfig_namesEachMistakeByItsKey(t *testing.T) {
 		if !slices.Equal(got, test.want) {
 			t.Errorf("%s: mistakes in %q, want %q", name, got, test.want)
 		}
+	}
+}
+
+// S-348. A header can hold a key of the receivers: configuration.md says that values of headers are masked.
+func TestConfig_printsNoValueOfAHeader(t *testing.T) {
+	c := NewConfig()
+	if err := yaml.Unmarshal([]byte("headers: {x-api-key: hidden-98765, org: '{header.org}'}"), c); err != nil {
+		t.Fatal(err)
+	}
+	printed, err := yaml.Marshal(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(string(printed), "hidden-98765") || !strings.Contains(string(printed), "x-api-key: "+`"`+config.Mask) && !strings.Contains(string(printed), "x-api-key: '"+config.Mask) {
+		t.Errorf("printed %s", printed)
+	}
+	if !slices.Contains(c.SecretTexts(), "hidden-98765") || slices.Contains(c.SecretTexts(), "{header.org}") {
+		t.Errorf("what is masked: %q", c.SecretTexts())
 	}
 }

@@ -265,7 +265,7 @@ func writesRecords(t *testing.T, b *kafkatest.Broker) {
 	} {
 		o := newTopic(t, b, nil)
 		with := options(b, o.name)
-		with.Format, with.Headers = format, map[string]string{"app": "shop", "org": "{header.org_id}", "none": "{header.none}"}
+		with.Format, with.Headers = format, map[string]config.Secret{"app": "shop", "org": "{header.org_id}", "none": "{header.none}"}
 		if err := outcome(t, open(t, with), subscriber.Delivery{Event: e, Attempt: 4, Term: 9, Replay: true})[0]; err != nil {
 			t.Fatal(err)
 		}
