@@ -147,7 +147,13 @@ func TestRelay_confirmsAlthoughAnOldDeadLetterIsRedrivenInVain(t *testing.T) {
 	insert(db, "old", "a")
 	eventually(t, "a dead letter", func() bool { return owed(db, "sub", "dead") == 1 })
 	insert(db, "later", "b")
-	eventually(t, "the slot has passed both", confirmedPast(db, db.Text(`SELECT pg_current_wal_insert_lsn()::text`)))
+	wasCalled := func(id string) func() bool {
+		return func() bool {
+			return slices.ContainsFunc(sub.Calls(), func(c subscribertest.Call) bool { return c.EventID == id && c.Done })
+		}
+	}
+	eventually(t, "the later one", wasCalled("later"))
+	eventually(t, "the slot has passed both", confirmedCalls(t, db, sub))
 	sub.behave(func(ctx context.Context, d subscriber.Delivery) error {
 		if d.ID == "old" {
 			return errAway
@@ -159,7 +165,8 @@ func TestRelay_confirmsAlthoughAnOldDeadLetterIsRedrivenInVain(t *testing.T) {
 		return slices.ContainsFunc(sub.Calls(), func(c subscribertest.Call) bool { return c.EventID == "old" && errors.Is(c.Err, errAway) })
 	})
 	insert(db, "live", "b")
-	eventually(t, "the slot has passed what is live", confirmedPast(db, db.Text(`SELECT pg_current_wal_insert_lsn()::text`)))
+	eventually(t, "the live one", wasCalled("live"))
+	eventually(t, "the slot has passed what is live", confirmedCalls(t, db, sub))
 	if got := owed(db, "sub", "waiting"); got != 1 {
 		t.Errorf("%d wait, want the one that is redriven", got)
 	}

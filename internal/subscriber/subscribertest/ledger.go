@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/subscriber"
 )
 
@@ -17,15 +18,16 @@ const awaitTimeout = 30 * time.Second
 
 // A Call is one attempt to handle an event.
 type Call struct {
-	EventID string
-	Key     string
-	Attempt int
-	Term    int64
-	Replay  bool
-	Payload string
-	At      time.Time // when the attempt began
-	Done    bool      // whether it has ended
-	Err     error     // how it ended; nil is delivered
+	EventID  string
+	Position event.Position
+	Key      string
+	Attempt  int
+	Term     int64
+	Replay   bool
+	Payload  string
+	At       time.Time // when the attempt began
+	Done     bool      // whether it has ended
+	Err      error     // how it ended; nil is delivered
 }
 
 // A Fake is a subscriber without an effect that remembers what it was given. Recording, Failing, Blocking
@@ -123,7 +125,7 @@ func (f *Fake) Handle(ctx context.Context, delivery subscriber.Delivery) error {
 	f.mu.Lock()
 	n := len(f.calls)
 	f.calls = append(f.calls, Call{
-		EventID: delivery.ID, Key: delivery.Key, Attempt: delivery.Attempt, Term: delivery.Term,
+		EventID: delivery.ID, Position: delivery.Position, Key: delivery.Key, Attempt: delivery.Attempt, Term: delivery.Term,
 		Replay: delivery.Replay, Payload: string(delivery.Payload), At: time.Now(),
 	})
 	f.wakeWaitersLocked()
