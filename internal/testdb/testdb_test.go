@@ -40,11 +40,14 @@ func TestNewEmpty_hasNoTables(t *testing.T) {
 
 func TestCleanup_dropsTheDatabaseWithSlotsThatAreInUse(t *testing.T) {
 	outer := NewEmpty(t)
+	outlives := t
 	var name string
 	t.Run("a test that leaves its relay running", func(t *testing.T) {
 		db := NewEmpty(t)
 		name = db.Name
-		stream(t, db)
+		conn := stream(t, db)
+		// Someone has to hold the connection, or the garbage collector closes its socket.
+		outlives.Cleanup(func() { _ = conn.Close(context.Background()) })
 		if got := outer.Int("SELECT count(*) FROM pg_replication_slots WHERE active AND database = $1", name); got != 1 {
 			t.Fatalf("%d active slots, want 1", got)
 		}
@@ -57,8 +60,8 @@ func TestCleanup_dropsTheDatabaseWithSlotsThatAreInUse(t *testing.T) {
 	}
 }
 
-// stream starts replication on a slot named after the database, and never stops it.
-func stream(t *testing.T, db *DB) {
+// stream starts replication on a slot named after the database, on the connection that it returns.
+func stream(t *testing.T, db *DB) *pgconn.PgConn {
 	t.Helper()
 	config, err := postgres.ReplicationConfig(db.DSN)
 	if err != nil {
@@ -79,6 +82,7 @@ func stream(t *testing.T, db *DB) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return conn
 }
 
 func TestOn_dropsNothingOnAServerThatTheTestKilled(t *testing.T) {
