@@ -44,6 +44,7 @@ var rooms = []room{
 	{"pgserver", ""},
 	{"strictjson", ""},
 	{"httpserver", "printable"},
+	{"bearer", "httpserver safefile strictjson"},
 
 	// What the relay keeps in Postgres: schema walpost but for owed and replays.
 	{"store", "advice event postgres"},
@@ -76,7 +77,7 @@ var rooms = []room{
 
 	// The reference service: it writes events and reacts to them, and nothing of the relay knows it.
 	{"lessons", "event mask outbox postgres subscriber subscriber/inbox"},
-	{"lessons/httpapi", "httpserver lessons postgres safefile strictjson"},
+	{"lessons/httpapi", "bearer httpserver lessons postgres strictjson"},
 
 	// app builds the parts of the program, cli calls it; bench measures with processes of the same program.
 	{"app", "ack admin config doctor envelope eventschema httpserver lane lease lessons lessons/httpapi logs mask ops outbox pgserver postgres relay sink/file sink/kafka sink/webhook subscriber"},

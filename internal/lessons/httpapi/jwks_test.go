@@ -1,7 +1,6 @@
 package httpapi
 
 import (
-	"bytes"
 	"crypto/ecdsa"
 	"crypto/ed25519"
 	"crypto/elliptic"
@@ -18,7 +17,6 @@ import (
 	"time"
 
 	"github.com/golang-jwt/jwt/v5"
-	"github.com/prometheus/client_golang/prometheus"
 )
 
 // provider is an identity provider on loopback, whose answer can be changed.
@@ -192,104 +190,4 @@ func TestKeys_verifyOnlyWhatTheyAreFor(t *testing.T) {
 			t.Errorf("%s: user %d, %v; want it taken: %t", test.name, user, err, test.want)
 		}
 	}
-}
-
-// S-03: a provider that answers nonsense takes nothing away, and costs neither memory nor time.
-func TestKeys_goodOnesStayWhateverTheProviderAnswers(t *testing.T) {
-	key := rsaKey(t)
-	var log bytes.Buffer
-	registry := prometheus.NewRegistry()
-	p := newProvider(t, jwks("a", &key.PublicKey))
-	options := withJWKS(p.URL)
-	options.Log, options.Registry = slog.New(slog.NewTextHandler(&log, nil)), registry
-	keys, err := newKeySet(t.Context(), options)
-	if err != nil {
-		t.Fatal(err)
-	}
-	auth := bearer(options, publicMethods, keys.keysOf)
-	elsewhere := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		fmt.Fprint(w, jwks("evil", &rsaKey(t).PublicKey))
-	}))
-	defer elsewhere.Close()
-	failures := 0
-	for name, answer := range map[string]http.HandlerFunc{
-		"no key":     func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{"keys": []}`) },
-		"another":    func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{"error": "maintenance"}`) },
-		"no JSON":    func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `<html>`) },
-		"an error":   func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "away", http.StatusServiceUnavailable) },
-		"a redirect": func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, elsewhere.URL, http.StatusFound) },
-		"no end": func(w http.ResponseWriter, r *http.Request) {
-			block := bytes.Repeat([]byte(" "), 64<<10)
-			for r.Context().Err() == nil {
-				if _, err := w.Write(block); err != nil {
-					return
-				}
-			}
-		},
-		"no end of gzip": func(w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set("Content-Encoding", "gzip")
-			fmt.Fprint(w, "\x1f\x8b\x08")
-		},
-	} {
-		p.answer.Store(answer)
-		keys.refresh(t.Context())
-		failures++
-		if got := counted(t, registry, "walpost_jwks_failures_total"); got != float64(failures) {
-			t.Errorf("%s: %g failures are counted, want %d", name, got, failures)
-		}
-		if user, err := userOf(auth, sign(t, jwt.SigningMethodRS256, key, claims("42"), "a")); user != 42 || err != nil {
-			t.Errorf("%s: the key of before is gone: %d, %v", name, user, err)
-		}
-	}
-	if got := strings.Count(log.String(), "known keys stay in use"); got != failures {
-		t.Errorf("%d failures are in the log, want %d:\n%s", got, failures, log.String())
-	}
-	p.says(jwks("b", &key.PublicKey))
-	keys.refresh(t.Context())
-	if _, err := userOf(auth, sign(t, jwt.SigningMethodRS256, key, claims("42"), "a")); err == nil {
-		t.Error("a key that was withdrawn is still in use")
-	}
-	if !strings.Contains(log.String(), "is read again") {
-		t.Errorf("the log does not say that it works again:\n%s", log.String())
-	}
-}
-
-func TestKeys_ofASlowProviderAreGivenUp(t *testing.T) {
-	key := rsaKey(t)
-	p := newProvider(t, jwks("a", &key.PublicKey))
-	keys, err := newKeySet(t.Context(), withJWKS(p.URL))
-	if err != nil {
-		t.Fatal(err)
-	}
-	provider := newKeyFetcher(p.URL)
-	if provider.client.Timeout != keysTimeout {
-		t.Errorf("the time limit is %s, want %s", provider.client.Timeout, keysTimeout)
-	}
-	provider.client.Timeout = 50 * time.Millisecond
-	keys.read = provider.fetch
-	p.answer.Store(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		for r.Context().Err() == nil { // a byte now and then would hold it for ever
-			fmt.Fprint(w, " ")
-			w.(http.Flusher).Flush()
-			<-time.After(time.Millisecond)
-		}
-	}))
-	keys.refresh(t.Context())
-	if keys.failed != 1 {
-		t.Errorf("%d failures, want 1", keys.failed)
-	}
-}
-
-func counted(t *testing.T, registry *prometheus.Registry, name string) float64 {
-	t.Helper()
-	families, err := registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, family := range families {
-		if family.GetName() == name {
-			return family.GetMetric()[0].GetCounter().GetValue()
-		}
-	}
-	return 0
 }

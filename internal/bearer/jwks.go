@@ -1,4 +1,4 @@
-package httpapi
+package bearer
 
 import (
 	"context"
@@ -112,7 +112,7 @@ type keySet struct {
 }
 
 // newKeySet reads the keys once, so that a wrong address is an error now and not a day of 401s.
-func newKeySet(ctx context.Context, o JWTOptions) (*keySet, error) {
+func newKeySet(ctx context.Context, o Options) (*keySet, error) {
 	k := &keySet{
 		place: o.JWKS, log: o.Log, unknown: rate.NewLimiter(rate.Every(unknownKeyInterval), 1),
 		failures: promauto.With(o.Registry).NewCounter(prometheus.CounterOpts{
@@ -125,9 +125,9 @@ func newKeySet(ctx context.Context, o JWTOptions) (*keySet, error) {
 	case err != nil || address.Scheme != "http" && address.Scheme != "https":
 		k.read = func(context.Context) ([]publicKey, error) { return readKeys(o.JWKS) }
 	case address.User != nil:
-		return nil, errors.New("WALPOST_JWKS_URL must not carry a user or password")
+		return nil, fmt.Errorf("%s must not carry a user or password", o.Names.JWKS)
 	case address.Scheme == "http" && !httpserver.IsLoopback(address.Hostname()):
-		return nil, fmt.Errorf("WALPOST_JWKS_URL %s: whoever is on the way could put keys in: use https", o.JWKS)
+		return nil, fmt.Errorf("%s %s: whoever is on the way could put keys in: use https", o.Names.JWKS, o.JWKS)
 	default:
 		k.read = newKeyFetcher(o.JWKS).fetch
 	}
