@@ -35,6 +35,9 @@ type fault struct {
 	seed        func(*harness)
 	// do is what the finding's words tell a person to do; nil where SQL and a restart are enough.
 	do func(*harness)
+	// retried fixes work only once no slot is being made anywhere on the server, as tests beside this one do: until its
+	// snapshot has been read, VACUUM removes nothing in any database.
+	retried bool
 	// from is the first major version that knows the thing; before it, the check says ok.
 	from int64
 }
@@ -154,7 +157,12 @@ func (f fault) try(h *harness) {
 	if f.do != nil {
 		f.do(h)
 	}
-	fixed := func(found []doctor.Finding) bool { return fine(found[0]) }
+	fixed := func(found []doctor.Finding) bool {
+		if f.retried && !fine(found[0]) {
+			h.fix(found)
+		}
+		return fine(found[0])
+	}
 	if again := h.checkUntil(f.check, fixed); !fixed(again) {
 		t.Errorf("fixed by%s\nthe doctor says%s", describe(found), describe(again))
 	}
@@ -541,7 +549,7 @@ var sourceFaults = []fault{
 		seed: run("ALTER TABLE outbox DROP CONSTRAINT outbox_pkey", "CREATE PUBLICATION everything FOR TABLES IN SCHEMA public")},
 	{name: "is missing in a partition", check: "replica-identity", level: doctor.Problem, says: "public.outbox_all has no replica identity",
 		seed: then(partitioned, run("ALTER TABLE outbox_all REPLICA IDENTITY NOTHING", "CREATE PUBLICATION other FOR TABLE outbox"))},
-	{name: "is full of dead rows", check: "table-bloat", level: doctor.Warning, says: "dead rows",
+	{name: "is full of dead rows", check: "table-bloat", level: doctor.Warning, says: "dead rows", retried: true,
 		seed: func(h *harness) {
 			// In one session: on 14 each tells at its end what it did, in no certain order.
 			run("ALTER TABLE outbox SET (autovacuum_enabled = off); " +
