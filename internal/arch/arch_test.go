@@ -90,6 +90,7 @@ var rooms = []room{
 	{"testprogram", "event testdb"},
 	{"subscriber/subscribertest", "event postgres subscriber testdb"},
 	{"sink/kafka/kafkatest", ""},
+	{"sink/kafka/debeziumtest", "sink/kafka/kafkatest"},
 	{"examples", "pgserver sink/kafka/kafkatest"},
 	{"sink/sinktest", "event subscriber"},
 	{"debt/debttest", "debt event lane"},

@@ -121,6 +121,26 @@ func (t *Template) NameOf(e *event.Event) (string, error) {
 	return name.String(), t.check(name.String())
 }
 
+// Absent tells that the event has none of the parts: its column is NULL or not there. Of a header an empty text counts as
+// there; of the other parts no one can tell.
+func (t *Template) Absent(e *event.Event) bool {
+	for _, part := range t.parts {
+		if part.of == nil || part.of(e) != "" {
+			return false
+		}
+		name, isHeader := strings.CutPrefix(part.name, "header.")
+		if !isHeader {
+			continue
+		}
+		for header := range e.EachHeader() {
+			if header == name {
+				return false
+			}
+		}
+	}
+	return true
+}
+
 func (t *Template) check(name string) error {
 	switch {
 	case name == "" && t.rule.MayBeEmpty:

@@ -25,6 +25,8 @@ const (
 	CloudEvents = "cloudevents"
 	// CloudEventsStructured is a JSON object with attributes and payload.
 	CloudEventsStructured = "cloudevents-structured"
+	// Debezium is the record that Debezium's outbox event router makes, see DebeziumOptions.
+	Debezium = "debezium"
 )
 
 // Config is what walpost.yaml says of Kafka beside what every subscriber has.
@@ -36,6 +38,8 @@ type Config struct {
 	// Headers are templates, sent with each record. One can hold a key of the receivers.
 	Headers map[string]config.Secret `yaml:"headers,omitempty"`
 	Format  string                   `yaml:"format,omitempty"`
+	// Debezium says how bytes are made in the format of that name; nil is as the zero value.
+	Debezium *DebeziumOptions `yaml:"debezium,omitempty"`
 	// Partitioner is one of partitioners.
 	Partitioner string `yaml:"partitioner,omitempty"`
 	// Compression is one of codecs.
@@ -77,7 +81,7 @@ func (c *Config) Check(_ config.Subscriber, fail func(string, error)) {
 		fail("headers", fmt.Errorf("there are %d, at most %d are sent", len(c.Headers), maxHeaders))
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.Headers)) {
-		if name == "" || isOurs(name) {
+		if name == "" || isOurs(name) || c.Format == Debezium && name == debeziumID {
 			fail("headers", fmt.Errorf("%q is set by walpost itself", name))
 		}
 		if _, err := c.header(name); err != nil {
@@ -89,7 +93,8 @@ func (c *Config) Check(_ config.Subscriber, fail func(string, error)) {
 			fail(key, fmt.Errorf("%q is none of %s", value, strings.Join(known, ", ")))
 		}
 	}
-	oneOf("format", c.Format, []string{Payload, CloudEvents, CloudEventsStructured})
+	oneOf("format", c.Format, []string{Payload, CloudEvents, CloudEventsStructured, Debezium})
+	c.checkDebezium(fail)
 	oneOf("partitioner", c.Partitioner, slices.Sorted(maps.Keys(partitioners)))
 	oneOf("compression", c.Compression, slices.Sorted(maps.Keys(codecs)))
 	c.TLS.Check(fail)

@@ -16,18 +16,25 @@ func TestConfig_namesEachMistakeByItsKey(t *testing.T) {
 		change func(*Config)
 		want   []string
 	}{
-		"nothing":       {func(*Config) {}, nil},
-		"no brokers":    {func(c *Config) { c.Brokers = nil }, []string{"brokers"}},
-		"a URL":         {func(c *Config) { c.Brokers = []string{"kafka://a:9092"} }, []string{"brokers"}},
-		"no port":       {func(c *Config) { c.Brokers = []string{"a"} }, []string{"brokers"}},
-		"two in one":    {func(c *Config) { c.Brokers = []string{"a:1,b:2"} }, []string{"brokers"}},
-		"topic":         {func(c *Config) { c.Topic = "a b" }, []string{"topic"}},
-		"empty topic":   {func(c *Config) { c.Topic = "" }, []string{"topic"}},
-		"template":      {func(c *Config) { c.Topic = "{tpoic}" }, []string{"topic"}},
-		"our header":    {func(c *Config) { c.Headers = map[string]config.Secret{"Walpost-Term": "1"} }, []string{"headers"}},
-		"header":        {func(c *Config) { c.Headers = map[string]config.Secret{"a": "{"} }, []string{"headers"}},
-		"fine headers":  {func(c *Config) { c.Headers = map[string]config.Secret{"org": "{header.org}", "app": "shop"} }, nil},
-		"choices":       {func(c *Config) { c.Format, c.Partitioner, c.Compression = "x", "x", "x" }, []string{"format", "partitioner", "compression"}},
+		"nothing":      {func(*Config) {}, nil},
+		"no brokers":   {func(c *Config) { c.Brokers = nil }, []string{"brokers"}},
+		"a URL":        {func(c *Config) { c.Brokers = []string{"kafka://a:9092"} }, []string{"brokers"}},
+		"no port":      {func(c *Config) { c.Brokers = []string{"a"} }, []string{"brokers"}},
+		"two in one":   {func(c *Config) { c.Brokers = []string{"a:1,b:2"} }, []string{"brokers"}},
+		"topic":        {func(c *Config) { c.Topic = "a b" }, []string{"topic"}},
+		"empty topic":  {func(c *Config) { c.Topic = "" }, []string{"topic"}},
+		"template":     {func(c *Config) { c.Topic = "{tpoic}" }, []string{"topic"}},
+		"our header":   {func(c *Config) { c.Headers = map[string]config.Secret{"Walpost-Term": "1"} }, []string{"headers"}},
+		"header":       {func(c *Config) { c.Headers = map[string]config.Secret{"a": "{"} }, []string{"headers"}},
+		"fine headers": {func(c *Config) { c.Headers = map[string]config.Secret{"org": "{header.org}", "app": "shop"} }, nil},
+		"choices":      {func(c *Config) { c.Format, c.Partitioner, c.Compression = "x", "x", "x" }, []string{"format", "partitioner", "compression"}},
+		"Debezium": {func(c *Config) {
+			c.Format, c.Debezium = Debezium, &DebeziumOptions{ValueConverter: JSONConverter, ExpandJSONPayload: true}
+		}, nil},
+		"its id": {func(c *Config) { c.Format, c.Headers = Debezium, map[string]config.Secret{"id": "{key}"} }, []string{"headers"}},
+		"its options": {func(c *Config) {
+			c.Debezium = &DebeziumOptions{KeyConverter: "avro", ExpandJSONPayload: true}
+		}, []string{"debezium", "debezium.key_converter", "debezium.expand_json_payload"}},
 		"relative file": {func(c *Config) { c.TLS = &access.TLS{CA: "ca.pem"} }, []string{"tls.ca"}},
 		"half a pair":   {func(c *Config) { c.TLS = &access.TLS{Cert: "/c"} }, []string{"tls.cert"}},
 		"plain TLS":     {func(c *Config) { c.TLS = &access.TLS{} }, nil},

@@ -6,7 +6,7 @@
 //	kafka.go        the subscriber: Send, Abort, Probe in probe.go
 //	session.go      a client with what it has in hand
 //	transaction.go  exactly_once
-//	record.go       an event as a record
+//	record.go       an event as a record; debezium.go as Debezium makes it
 //	answer.go       what an answer means
 package kafka
 

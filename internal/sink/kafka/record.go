@@ -25,6 +25,9 @@ func (k *Kafka) recordOf(d subscriber.Delivery) (*kgo.Record, error) {
 		// Each client spreads records without a key at random, and a compacted topic refuses them.
 		r.Key = []byte(k.Envelope.ID(d.Event))
 	}
+	if k.Format == Debezium {
+		return r, k.fillDebezium(r, d)
+	}
 	switch {
 	case k.Format == CloudEventsStructured:
 		r.Value = k.Envelope.AppendCloudEvent(nil, d.Event)
@@ -45,10 +48,7 @@ func (k *Kafka) recordOf(d subscriber.Delivery) (*kgo.Record, error) {
 	for _, own := range k.Envelope.Headers(d.Event) {
 		r.Headers = append(r.Headers, header(own[0], own[1]))
 	}
-	r.Headers = append(r.Headers, header("walpost-attempt", strconv.Itoa(d.Attempt)), header("walpost-term", strconv.FormatInt(d.Term, 10)))
-	if d.Replay {
-		r.Headers = append(r.Headers, header("walpost-replay", "true"))
-	}
+	r.Headers = appendAttempt(r.Headers, d)
 	for _, configured := range k.headers {
 		value, err := configured.template.NameOf(d.Event)
 		if err != nil {
@@ -59,6 +59,15 @@ func (k *Kafka) recordOf(d subscriber.Delivery) (*kgo.Record, error) {
 		}
 	}
 	return r, nil
+}
+
+// appendAttempt appends what differs from attempt to attempt.
+func appendAttempt(headers []kgo.RecordHeader, d subscriber.Delivery) []kgo.RecordHeader {
+	headers = append(headers, header("walpost-attempt", strconv.Itoa(d.Attempt)), header("walpost-term", strconv.FormatInt(d.Term, 10)))
+	if d.Replay {
+		headers = append(headers, header("walpost-replay", "true"))
+	}
+	return headers
 }
 
 var contentTypes = map[event.PayloadType]string{

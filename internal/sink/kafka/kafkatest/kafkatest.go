@@ -4,7 +4,6 @@ package kafkatest
 
 import (
 	"context"
-	"encoding/xml"
 	"errors"
 	"fmt"
 	"net"
@@ -58,7 +57,7 @@ type Broker struct {
 // Start starts a broker, which ends with the test. settings are further lines of server.properties.
 func Start(t T, settings ...string) *Broker {
 	t.Helper()
-	b := &Broker{folder: t.TempDir(), jars: jars(t), pair: NewPair(t), extra: settings}
+	b := &Broker{folder: t.TempDir(), jars: Jars(t, "kafka-"+Version, Dependency{"org.apache.kafka", "kafka_2.13", Version}), pair: NewPair(t), extra: settings}
 	var listeners []net.Listener
 	for range 4 {
 		listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -325,64 +324,4 @@ func (b *Broker) Records(t T, topic string) []*kgo.Record {
 	}
 	slices.SortStableFunc(records, func(a, b *kgo.Record) int { return int(a.Partition) - int(b.Partition) })
 	return records
-}
-
-// jars returns the folder with the broker's classes, which Maven fills once.
-func jars(t T) string {
-	t.Helper()
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		cache = os.TempDir()
-	}
-	folder := filepath.Join(cache, "walpost", "kafka-"+Version)
-	if _, err := exec.LookPath("java"); err != nil {
-		t.Fatal("Kafka needs Java 17 or newer: apt-get install default-jre-headless maven")
-	}
-	if _, err := os.Stat(filepath.Join(folder, "kafka_2.13-"+Version+".jar")); err == nil {
-		return folder
-	}
-	if _, err := exec.LookPath("mvn"); err != nil {
-		t.Fatal("the jars of Kafka come with Maven: apt-get install maven")
-	}
-	work := t.TempDir()
-	pom, err := xml.Marshal(project{
-		Xmlns: "http://maven.apache.org/POM/4.0.0", Model: "4.0.0", Group: "walpost", Artifact: "kafka", Version: "1",
-		Dependencies: []dependency{{"org.apache.kafka", "kafka_2.13", Version}},
-	})
-	if err == nil {
-		err = os.WriteFile(filepath.Join(work, "pom.xml"), pom, 0o600)
-	}
-	if err == nil {
-		err = os.MkdirAll(filepath.Dir(folder), 0o700)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	mvn := exec.Command("mvn", "-q", "-B", "-f", work, "dependency:copy-dependencies", "-DincludeScope=runtime", "-DoutputDirectory="+filepath.Join(work, "lib")) //nolint:gosec // the folder is ours
-	if output, err := mvn.CombinedOutput(); err != nil {
-		t.Fatalf("fetch Kafka: %v\n%s", err, output)
-	}
-	// Renamed whole, so that a fetch that breaks off, or a second one beside it, leaves no half of it.
-	if err := os.Rename(filepath.Join(work, "lib"), folder); err != nil {
-		if output, copied := exec.Command("cp", "-rT", filepath.Join(work, "lib"), folder).CombinedOutput(); copied != nil { //nolint:gosec // the folders are ours
-			t.Fatalf("keep Kafka: %v, %v\n%s", err, copied, output)
-		}
-	}
-	return folder
-}
-
-type project struct {
-	XMLName      xml.Name     `xml:"project"`
-	Xmlns        string       `xml:"xmlns,attr"`
-	Model        string       `xml:"modelVersion"`
-	Group        string       `xml:"groupId"`
-	Artifact     string       `xml:"artifactId"`
-	Version      string       `xml:"version"`
-	Dependencies []dependency `xml:"dependencies>dependency"`
-}
-
-type dependency struct {
-	Group    string `xml:"groupId"`
-	Artifact string `xml:"artifactId"`
-	Version  string `xml:"version"`
 }
