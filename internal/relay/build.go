@@ -81,11 +81,11 @@ func (b *builder) build(s *session, safeMode bool, found *quarantined, stop cont
 	p.dispatch.OnType(b.routing.note)
 	p.ledger = &tableLedger{pool: b.Pool, slot: b.Slot, fence: b.fence, debt: b.owed}
 	p.ledger.use(s.tables)
-	p.recorder = &recorder{
+	p.recorder = newRecorder(recorderOptions{
 		ledger: p.ledger, tracker: tracker, log: b.Log, metrics: b.metrics, stop: stop,
 		names: b.names(), budget: s.budget, received: b.wal.Received, recorded: s.confirmed,
 		epoch: s.epoch, horizon: s.horizon,
-	}
+	})
 	return p
 }
 

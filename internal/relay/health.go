@@ -88,7 +88,7 @@ func (p *parts) addWriteErrors(h *Health) {
 			h.fail("what is owed to subscriber %q, which has left the configuration, cannot be recorded: %v", l.name, err)
 		}
 	}
-	locker, err := p.recorder.unmarked()
+	locker, err := p.recorder.marker.unmarked()
 	if err != nil {
 		h.fail("rows of what was paid or discarded cannot be marked: %v", err)
 	}

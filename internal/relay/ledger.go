@@ -16,6 +16,18 @@ import (
 	"github.com/backendstart/walpost/internal/store"
 )
 
+// ledger is where recorder and marker write; fulfilled by tableLedger.
+type ledger interface {
+	// write marks the rows of what is finished and records the position, and the subscribers' positions where
+	// they are given, in one transaction, or does nothing: with outbox.ErrNotVisible while a row is not there yet.
+	// It returns how many rows someone else had marked.
+	write(ctx context.Context, finished []*ack.Entry, confirm event.LSN, at *positions) (elsewhere int, err error)
+	// markRows is debt.Store.MarkRows.
+	markRows(ctx context.Context, query debt.MarkQuery) (debt.MarkRound, error)
+	// lockedBy tells who has locked a row, or "".
+	lockedBy(ctx context.Context, row debt.LockedRow) (string, error)
+}
+
 // tableLedger writes to walpost.slots, walpost.subscribers, walpost.owed and the outbox tables.
 type tableLedger struct {
 	pool  *postgres.Pool

@@ -116,7 +116,7 @@ func (h *history) watchConfirm() {
 	if time.Since(h.confirm.since) < calmAfter {
 		return
 	}
-	running := parts{tracker: p.tracker, recorder: &recorder{received: p.received}}
+	running := parts{tracker: p.tracker, recorder: newRecorder(recorderOptions{received: p.received})}
 	for i := range p.members {
 		if running.holding(i) > 0 {
 			return

@@ -714,8 +714,8 @@ func startProcess(server *modelServer, subs []*modelSubscriber, budget int64, pl
 		routes = append(routes, dispatch.Route{Lane: l, Wants: nothing, Earlier: m.wants.earlier(1, anything), After: m.after})
 	}
 	d := dispatch.New(nil, []*outbox.Source{{Name: "model", Messages: "m"}}, routes, p.tracker, 1, 1<<20, dispatch.NewMetrics(reg), log)
-	rec := &recorder{ledger: modelLedger{p, plant}, tracker: p.tracker, log: log, metrics: newMetrics(reg, reg),
-		names: names, budget: budget, received: at, recorded: confirmed, epoch: 1}
+	rec := newRecorder(recorderOptions{ledger: modelLedger{p, plant}, tracker: p.tracker, log: log, metrics: newMetrics(reg, reg),
+		names: names, budget: budget, received: at, recorded: confirmed, epoch: 1})
 
 	var lanesDone, others sync.WaitGroup
 	p.lanes, p.received, p.replaying = lanes, at, new(tasks)

@@ -9,11 +9,9 @@ import (
 	"time"
 
 	"github.com/backendstart/walpost/internal/ack"
-	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/outbox"
-	"github.com/backendstart/walpost/internal/printable"
 )
 
 const (
@@ -33,12 +31,6 @@ const (
 	ownBytes      = 64 << 10
 	// positionsInterval is how often the subscribers' positions are written, when something ended.
 	positionsInterval = time.Second
-	// markInterval is how often rows are looked for that are still to be marked: of what was paid, discarded, or
-	// locked by another session. markBatch is how many are looked at in one transaction.
-	markInterval = time.Second
-	markBatch    = 1000
-	// lockedAfter is how long a row may be locked before the relay says who has locked it.
-	lockedAfter = time.Minute
 )
 
 // recorder writes down what is finished before it is confirmed: it marks the rows and records the LSN in
@@ -47,6 +39,24 @@ const (
 // Nothing above walpost.slots.confirmed is ever confirmed. So a slot that stands above it was moved by
 // someone else, and an unpublished row below the slot was lost and not merely unmarked.
 type recorder struct {
+	recorderOptions
+	marker *marker
+
+	begun       time.Time // owned by run
+	recordedAt  time.Time // owned by run
+	positionsAt time.Time // when positions were last written; owned by run
+	dirty       bool      // a delivery ended since then; owned by run
+	elsewhere   sync.Once // said that someone else marks rows
+
+	unrecorded error // why something finished comes again, once run has ended
+	gaveUp     bool  // something finished was not recorded, so nothing after it may be; owned by run
+
+	mu  sync.Mutex
+	err error // of the last write, nil when it worked; guarded by mu
+}
+
+// recorderOptions are what a recorder is made of.
+type recorderOptions struct {
 	ledger  ledger
 	tracker *ack.Tracker
 	log     *slog.Logger
@@ -56,43 +66,17 @@ type recorder struct {
 	names    []string         // of the subscribers
 	budget   int64            // bytes of WAL that debt may hold
 	received func() event.LSN // end of the WAL, as far as it is known
+	epoch    int32            // of the server that is streamed
 
-	horizon event.LSN // end of the WAL when this leader began: below it lies what has gathered before
-
-	begun       time.Time // owned by run
-	recorded    event.LSN // owned by run
-	recordedAt  time.Time // owned by run
-	positionsAt time.Time // when positions were last written; owned by run
-	dirty       bool      // a delivery ended since then; owned by run
-	elsewhere   sync.Once // said that someone else marks rows
-
-	unrecorded error // why something finished comes again, once run has ended
-	gaveUp     bool  // something finished was not recorded, so nothing after it may be; owned by run
-
-	epoch   int32                        // of the server that is streamed
-	pass    *debt.MarkPlace              // where the pass over the rows that are still to be marked stands; owned by run
-	passAt  time.Time                    // when it began; owned by run
-	markAt  time.Time                    // when to go on with it; owned by run
-	markLog time.Time                    // when an error of it was logged; owned by run
-	locked  map[debt.LockedRow]time.Time // rows that were locked in each pass since then; owned by run
-	found   map[debt.LockedRow]bool      // those of this pass; owned by run
-
-	mu      sync.Mutex
-	err     error  // of the last write, nil when it worked; guarded by mu
-	markErr error  // of the last look at what is still to be marked; guarded by mu
-	locker  string // who has locked a row for long, in a sentence; guarded by mu
+	recorded event.LSN // what walpost.slots has; then owned by run
+	horizon  event.LSN // end of the WAL when this leader began: below it lies what has gathered before
 }
 
-// ledger is where the recorder writes; fulfilled by tableLedger.
-type ledger interface {
-	// write marks the rows of what is finished and records the position, and the subscribers' positions where
-	// they are given, in one transaction, or does nothing: with outbox.ErrNotVisible while a row is not there yet.
-	// It returns how many rows someone else had marked.
-	write(ctx context.Context, finished []*ack.Entry, confirm event.LSN, at *positions) (elsewhere int, err error)
-	// markRows is debt.Store.MarkRows.
-	markRows(ctx context.Context, query debt.MarkQuery) (debt.MarkRound, error)
-	// lockedBy tells who has locked a row, or "".
-	lockedBy(ctx context.Context, row debt.LockedRow) (string, error)
+func newRecorder(options recorderOptions) *recorder {
+	return &recorder{recorderOptions: options, marker: &marker{
+		ledger: options.ledger, tracker: options.tracker, epoch: options.epoch,
+		log: options.log, metrics: options.metrics, stop: options.stop,
+	}}
 }
 
 // failing returns why nothing can be recorded, or nil.
@@ -100,14 +84,6 @@ func (r *recorder) failing() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.err
-}
-
-// unmarked returns who has locked a row for long, or "", and why rows of what was paid or discarded cannot be
-// marked, or nil.
-func (r *recorder) unmarked() (locker string, err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.locker, r.markErr
 }
 
 // run records until ctx ends, then once more. A write that has begun outlives ctx for a while, and ends with
@@ -129,7 +105,7 @@ func (r *recorder) run(ctx, hard context.Context) {
 		if r.dirty {
 			due = time.After(r.positionsEvery())
 		}
-		marks := time.NewTimer(time.Until(r.markAt))
+		marks := time.NewTimer(time.Until(r.marker.due))
 		select {
 		case <-r.tracker.Moved():
 			pause(ctx, r.gathers())
@@ -141,12 +117,12 @@ func (r *recorder) run(ctx, hard context.Context) {
 		case <-marks.C:
 		case <-ctx.Done():
 			r.record(writing, true)
-			r.markLast(writing)
+			r.marker.markAll(writing)
 			return
 		}
 		marks.Stop()
-		if !time.Now().Before(r.markAt) {
-			r.markOnce(writing)
+		if !time.Now().Before(r.marker.due) {
+			r.marker.markOnce(writing)
 		}
 	}
 }
@@ -168,90 +144,6 @@ func (r *recorder) positionsEvery() time.Duration {
 		return youngGather
 	}
 	return positionsInterval
-}
-
-// markOnce looks at one batch of the rows that are still to be marked. It is the only place, beside record, from
-// which rows are marked: it knows what the stream has brought and what is open.
-func (r *recorder) markOnce(ctx context.Context) {
-	if r.pass == nil {
-		r.passAt, r.found = time.Now(), make(map[debt.LockedRow]bool)
-	}
-	round, err := r.ledger.markRows(ctx, debt.MarkQuery{
-		Passed: event.Position{Epoch: r.epoch, Commit: r.tracker.Passed()},
-		Open:   r.tracker.OpenAmong, After: r.pass, Limit: markBatch,
-	})
-	r.mu.Lock()
-	r.markErr = err
-	r.mu.Unlock()
-	if why := asChanged(err); why != nil {
-		r.stop(why)
-	}
-	if err != nil {
-		now := time.Now()
-		if ctx.Err() == nil && now.Sub(r.markLog) >= time.Minute {
-			r.markLog = now
-			r.log.Warn("cannot mark rows of what was paid or discarded, will try again", "err", err)
-		}
-		r.metrics.failures.Inc()
-		r.pass, r.markAt = nil, now.Add(5*markInterval)
-		return
-	}
-	for _, row := range round.Locked {
-		r.found[row] = true
-	}
-	if r.pass = round.Next; r.pass != nil {
-		r.markAt = time.Now()
-		return
-	}
-	r.endPass(ctx, round.Done > 0)
-}
-
-// endPass is called when all rows that are still to be marked were looked at. Where many of them have to wait, a
-// pass takes long, and the next one begins later.
-func (r *recorder) endPass(ctx context.Context, busy bool) {
-	now := time.Now()
-	r.markAt = now.Add(max(markInterval, 5*now.Sub(r.passAt)))
-	if busy {
-		r.markAt = now.Add(gather)
-	}
-	before := r.locked
-	r.locked = make(map[debt.LockedRow]time.Time, len(r.found))
-	var oldest debt.LockedRow
-	for row := range r.found {
-		since, ok := before[row]
-		if !ok {
-			since = now
-		}
-		r.locked[row] = since
-		if at := r.locked[oldest]; at.IsZero() || since.Before(at) {
-			oldest = row
-		}
-	}
-	sentence := ""
-	if since, ok := r.locked[oldest]; ok && now.Sub(since) >= lockedAfter {
-		who, err := r.ledger.lockedBy(ctx, oldest)
-		if err != nil || who == "" {
-			who = "a session that is not found"
-		}
-		sentence = fmt.Sprintf("%s cannot be marked, because another session has them locked, the longest since %s: event %q of source %q, locked by %s; end that session, or wait for it",
-			printable.Count(int64(len(r.locked)), "row"), since.Format(time.RFC3339), oldest.EventID, oldest.Source, who)
-	}
-	r.mu.Lock()
-	said := r.locker != ""
-	r.locker = sentence
-	r.mu.Unlock()
-	if sentence != "" && !said {
-		r.log.Warn("rows are locked", "problem", sentence)
-	}
-}
-
-// markLast marks what can be marked at a stop.
-func (r *recorder) markLast(ctx context.Context) {
-	r.pass = nil
-	for again := true; again && ctx.Err() == nil; {
-		r.markOnce(ctx)
-		again = r.pass != nil
-	}
 }
 
 // record writes what has settled, again and again until it is written or ctx ends. Without a finished

@@ -51,8 +51,8 @@ func (*pendingLedger) lockedBy(_ context.Context, row debt.LockedRow) (string, e
 func startRecorder(t *testing.T, ledger ledger) *recorder {
 	t.Helper()
 	reg := prometheus.NewRegistry()
-	r := &recorder{ledger: ledger, tracker: ack.New(ack.Window{Events: 10, Bytes: 1 << 20}, 0, 0), log: slog.New(slog.DiscardHandler),
-		metrics: newMetrics(reg, reg), received: func() event.LSN { return 0 }}
+	r := newRecorder(recorderOptions{ledger: ledger, tracker: ack.New(ack.Window{Events: 10, Bytes: 1 << 20}, 0, 0), log: slog.New(slog.DiscardHandler),
+		metrics: newMetrics(reg, reg), received: func() event.LSN { return 0 }})
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() { r.run(ctx, t.Context()); close(ended) }()
@@ -68,13 +68,13 @@ func TestRecorder_namesWhoHasLockedARowForAMinute(t *testing.T) {
 		r := startRecorder(t, ledger)
 		time.Sleep(50 * time.Second)
 		synctest.Wait()
-		if got, _ := r.unmarked(); got != "" {
+		if got, _ := r.marker.unmarked(); got != "" {
 			t.Errorf("after 50 s it says %q", got)
 		}
 		ledger.set(nil, long)
 		time.Sleep(15 * time.Second)
 		synctest.Wait()
-		got, _ := r.unmarked()
+		got, _ := r.marker.unmarked()
 		for _, want := range []string{"1 row cannot", `"e1"`, "pid 4711", "SELECT 1"} {
 			if !strings.Contains(got, want) {
 				t.Errorf("after a minute it says %q, want %s in it", got, want)
@@ -83,7 +83,7 @@ func TestRecorder_namesWhoHasLockedARowForAMinute(t *testing.T) {
 		ledger.set(nil, short)
 		time.Sleep(15 * time.Second)
 		synctest.Wait()
-		if got, _ := r.unmarked(); got != "" {
+		if got, _ := r.marker.unmarked(); got != "" {
 			t.Errorf("when the row is free it says %q", got)
 		}
 	})
@@ -96,7 +96,7 @@ func TestRecorder_saysWhyWhatWasPaidCannotBeMarkedAndGoesOn(t *testing.T) {
 		r := startRecorder(t, ledger)
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if _, err := r.unmarked(); !errors.Is(err, refused) {
+		if _, err := r.marker.unmarked(); !errors.Is(err, refused) {
 			t.Errorf("got %v, want %v", err, refused)
 		}
 		ledger.mu.Lock()
@@ -108,7 +108,7 @@ func TestRecorder_saysWhyWhatWasPaidCannotBeMarkedAndGoesOn(t *testing.T) {
 		ledger.set(nil)
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if _, err := r.unmarked(); err != nil {
+		if _, err := r.marker.unmarked(); err != nil {
 			t.Errorf("got %v when it works again", err)
 		}
 	})

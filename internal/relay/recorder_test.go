@@ -68,10 +68,10 @@ func TestRecorder_recordsNothingBeyondWhatItHasGivenUp(t *testing.T) {
 		tracker.Owes(0, nil, nil)
 		ledger := &refusing{why: &changed{reason: "the slot is another one"}}
 		ctx, stop := context.WithCancelCause(t.Context())
-		r := &recorder{
+		r := newRecorder(recorderOptions{
 			ledger: ledger, tracker: tracker, log: slog.New(slog.DiscardHandler), metrics: newMetrics(prometheus.NewRegistry(), prometheus.NewRegistry()), stop: stop,
 			names: []string{"a"}, budget: Unlimited, received: func() event.LSN { return 24 }, recorded: 8,
-		}
+		})
 		tracker.Begin(8)
 		tracker.Add(&event.Event{ID: "e", Position: event.Position{Epoch: 1, Commit: 8}}, nil, false)
 		tracker.Commit(16)
@@ -92,10 +92,10 @@ func TestRecorder_confirmsAQuietOutboxAfterAMinute(t *testing.T) {
 		var received atomic.Uint64
 		received.Store(uint64(start))
 		ledger := &written{}
-		r := &recorder{
+		r := newRecorder(recorderOptions{
 			ledger: ledger, tracker: tracker, log: slog.New(slog.DiscardHandler), metrics: newMetrics(prometheus.NewRegistry(), prometheus.NewRegistry()),
 			names: []string{"a"}, budget: Unlimited, received: func() event.LSN { return event.LSN(received.Load()) }, recorded: start,
-		}
+		})
 		ctx, stop := context.WithCancel(t.Context())
 		ended := make(chan struct{})
 		go func() {
@@ -138,10 +138,10 @@ func TestRecorder_writesPositionsMoreOftenWhileItIsYoung(t *testing.T) {
 		tracker.Owes(0, nil, nil)
 		tracker.Owes(1, nil, nil)
 		ledger := &written{}
-		r := &recorder{
+		r := newRecorder(recorderOptions{
 			ledger: ledger, tracker: tracker, log: slog.New(slog.DiscardHandler), metrics: newMetrics(prometheus.NewRegistry(), prometheus.NewRegistry()),
 			names: []string{"stands", "moves"}, budget: Unlimited, received: func() event.LSN { return start }, recorded: start, horizon: start + 8*1000,
-		}
+		})
 		ctx, stop := context.WithCancel(t.Context())
 		ended := make(chan struct{})
 		go func() {

@@ -391,8 +391,8 @@ func (w *smallWorld) begin(names ...string) {
 		routes = append(routes, route)
 	}
 	l.dispatch = dispatch.New(nil, []*outbox.Source{{Name: "model", Messages: "m"}}, routes, l.tracker, 1, 1<<20, w.metrics.dispatch, discardLog)
-	l.recorder = &recorder{ledger: smallLedger{w, l}, tracker: l.tracker, log: discardLog, metrics: w.metrics.relay, names: names,
-		budget: w.scope.budget, received: at, recorded: confirmed, epoch: 1}
+	l.recorder = newRecorder(recorderOptions{ledger: smallLedger{w, l}, tracker: l.tracker, log: discardLog, metrics: w.metrics.relay, names: names,
+		budget: w.scope.budget, received: at, recorded: confirmed, epoch: 1})
 	l.send(w.server)
 	w.quiet()
 }
@@ -495,7 +495,7 @@ func (w *smallWorld) doStep(step string) {
 	case "the recorder takes what is left": // as at a stop; otherwise an idle relay writes nothing
 		w.startRecorder(func() { l.recorder.record(l.dead, true) })
 	case "the recorder looks for marks":
-		w.startRecorder(func() { l.recorder.markOnce(l.dead) })
+		w.startRecorder(func() { l.recorder.marker.markOnce(l.dead) })
 	case "a person owes e3 to b":
 		w.added = true
 		ev := (&outbox.Source{Name: "model", Messages: "m"}).EventFromMessage(w.server.commits[1].events[0].content())
