@@ -224,3 +224,27 @@ func rfc3339(text string, zone *time.Location) string {
 	}
 	return ""
 }
+
+// HeaderText makes any text legal in a header, by the rule of the CloudEvents HTTP binding (section 3.1.3.2), which NATS has too:
+// space, double quote, percent and what is not visible ASCII are percent-encoded, byte by byte.
+func HeaderText(text string) string {
+	const digits = "0123456789ABCDEF"
+	legal := true
+	for i := range len(text) {
+		legal = legal && !illegal(text[i])
+	}
+	if legal {
+		return text
+	}
+	var out strings.Builder
+	for _, b := range []byte(text) {
+		if illegal(b) {
+			out.Write([]byte{'%', digits[b>>4], digits[b&15]})
+		} else {
+			out.WriteByte(b)
+		}
+	}
+	return out.String()
+}
+
+func illegal(b byte) bool { return b <= ' ' || b >= 0x7F || b == '"' || b == '%' }

@@ -3,6 +3,7 @@ package webhook
 import (
 	"context"
 
+	"github.com/backendstart/walpost/internal/envelope"
 	"github.com/backendstart/walpost/internal/subscriber"
 )
 
@@ -30,7 +31,7 @@ func (b *Batching) HandleBatch(ctx context.Context, deliveries []subscriber.Deli
 	}
 	header := b.attemptHeader(credentials, last)
 	if oneSource { // else each element says its own
-		header.set("Walpost-Source", encode(last.Source))
+		header.set("Walpost-Source", envelope.HeaderText(last.Source))
 	}
 	if _, set := header.Header["Content-Type"]; !set {
 		header.Header["Content-Type"] = jsonType

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"net/http"
 
+	"github.com/backendstart/walpost/internal/envelope"
 	"github.com/backendstart/walpost/internal/subscriber"
 )
 
@@ -17,7 +18,7 @@ var (
 // cloudHeader adds the attributes to the headers (CloudEvents HTTP binding, section 3.1).
 func (w *Webhook) cloudHeader(header http.Header, d subscriber.Delivery) {
 	for _, attribute := range w.envelope.Attributes(d.Event) {
-		name, value := attribute[0], encode(attribute[1])
+		name, value := attribute[0], envelope.HeaderText(attribute[1])
 		if name == "partitionkey" {
 			value = encodeKey(attribute[1])
 		}

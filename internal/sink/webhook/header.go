@@ -54,8 +54,8 @@ func (h *headers) setText(name string, value []byte) string {
 // newHeader makes the headers of a request with one event, signature aside.
 func (w *Webhook) newHeader(c *credentials, d subscriber.Delivery) *headers {
 	h := w.attemptHeader(c, d)
-	h.set("Walpost-Source", encode(d.Source))
-	h.set("Walpost-Type", encode(d.Type))
+	h.set("Walpost-Source", envelope.HeaderText(d.Source))
+	h.set("Walpost-Type", envelope.HeaderText(d.Type))
 	var position [64]byte
 	h.setText("Walpost-Position", d.Position.Append(position[:0]))
 	if d.Key != "" {
@@ -64,7 +64,7 @@ func (w *Webhook) newHeader(c *credentials, d subscriber.Delivery) *headers {
 	for _, part := range [...]struct{ name, value string }{
 		{"Walpost-Version", d.Version}, {"Walpost-Topic", d.Topic}, {"Walpost-Aggregate", envelope.Aggregate(d.Event)}, {"Walpost-Revision", d.Revision},
 	} {
-		if value := encode(part.value); value != "" && len(value) <= maxValue {
+		if value := envelope.HeaderText(part.value); value != "" && len(value) <= maxValue {
 			h.set(part.name, value)
 		}
 	}
@@ -79,7 +79,7 @@ func (h *headers) setOwn(e *event.Event) {
 	}
 	own, size := 0, 0
 	for name, text := range e.EachHeader() {
-		value := encode(text)
+		value := envelope.HeaderText(text)
 		if value == "" || len(value) > maxValue {
 			continue
 		}
@@ -153,36 +153,12 @@ func (w *Webhook) attemptHeader(c *credentials, d subscriber.Delivery) *headers 
 	return h
 }
 
-// encodeKey is encode for what has no bound in length: a key that is too long goes as its hash, which is as
+// encodeKey is envelope.HeaderText for what has no bound in length: a key that is too long goes as its hash, which is as
 // good for keeping order.
 func encodeKey(key string) string {
-	if value := encode(key); len(value) <= maxValue {
+	if value := envelope.HeaderText(key); len(value) <= maxValue {
 		return value
 	}
 	sum := sha256.Sum256([]byte(key))
 	return "sha256=" + hex.EncodeToString(sum[:])
 }
-
-// encode makes any text legal in a header, by the rule of the CloudEvents HTTP binding (section 3.1.3.2):
-// space, double quote, percent and what is not visible ASCII are percent-encoded, byte by byte.
-func encode(text string) string {
-	const digits = "0123456789ABCDEF"
-	legal := true
-	for i := range len(text) {
-		legal = legal && !illegal(text[i])
-	}
-	if legal {
-		return text
-	}
-	var out strings.Builder
-	for _, b := range []byte(text) {
-		if illegal(b) {
-			out.Write([]byte{'%', digits[b>>4], digits[b&15]})
-		} else {
-			out.WriteByte(b)
-		}
-	}
-	return out.String()
-}
-
-func illegal(b byte) bool { return b <= ' ' || b >= 0x7F || b == '"' || b == '%' }

@@ -190,7 +190,7 @@ func (w *Webhook) Handle(ctx context.Context, d subscriber.Delivery) error {
 	if _, set := header.Header["Content-Type"]; !set && contentType != nil {
 		header.Header["Content-Type"] = contentType // values are shared: no one changes them
 	}
-	return w.post(ctx, encode(w.envelope.ID(d.Event)), header, body)
+	return w.post(ctx, envelope.HeaderText(w.envelope.ID(d.Event)), header, body)
 }
 
 // post signs and sends. id is as it stands in the header.
