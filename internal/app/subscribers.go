@@ -14,6 +14,7 @@ import (
 	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/sink/file"
 	"github.com/backendstart/walpost/internal/sink/kafka"
+	"github.com/backendstart/walpost/internal/sink/nats"
 	"github.com/backendstart/walpost/internal/sink/webhook"
 	"github.com/backendstart/walpost/internal/subscriber"
 )
@@ -62,6 +63,11 @@ func Subscribers() Kinds {
 		"kafka": pipeline(destination(kafka.NewConfig, func(r Resources, c *kafka.Config) (subscriber.Subscriber, error) {
 			return kafka.New(kafka.Options{Config: c, Name: r.Config.Name, Slot: r.Slot, Timeout: r.Config.Timeout.Std(), Envelope: r.envelope()})
 		}, kafka.Defaults)),
+		"nats": pipeline(destination(nats.NewConfig, func(r Resources, c *nats.Config) (subscriber.Subscriber, error) {
+			return nats.New(nats.Options{
+				Config: c, Name: r.Config.Name, Slot: r.Slot, Ordering: r.Config.Ordering, Timeout: r.Config.Timeout.Std(), Envelope: r.envelope(),
+			})
+		}, nats.Defaults)),
 		"stdout": destination(newOf[file.StdoutConfig], func(r Resources, c *file.StdoutConfig) (subscriber.Subscriber, error) {
 			return file.NewStdout(r.Config.Name, c.Format, r.envelope(), os.Stdout)
 		}, nil),

@@ -62,6 +62,7 @@ var rooms = []room{
 	{"route", "event"},
 	{"sink/access", "config safefile"},
 	{"sink/kafka", "config envelope event mask route safefile sink/access subscriber"},
+	{"sink/nats", "config envelope event mask route safefile sink/access subscriber"},
 	{"sink/file", "config envelope subscriber"},
 	{"sink/webhook", "config envelope event mask printable safefile subscriber"},
 	{"lane", "ack event printable slab subscriber"},
@@ -80,7 +81,7 @@ var rooms = []room{
 	{"lessons/httpapi", "bearer httpserver lessons postgres strictjson"},
 
 	// app builds the parts of the program, cli calls it; bench measures with processes of the same program.
-	{"app", "ack admin config doctor envelope eventschema httpserver lane lease lessons lessons/httpapi logs mask ops outbox pgserver postgres relay sink/file sink/kafka sink/webhook subscriber"},
+	{"app", "ack admin config doctor envelope eventschema httpserver lane lease lessons lessons/httpapi logs mask ops outbox pgserver postgres relay sink/file sink/kafka sink/nats sink/webhook subscriber"},
 	{"bench", "event lessons pgserver postgres subscriber"},
 	{"cli", "admin app bench config debt doctor lane lessons/httpapi logs mask postgres printable relay replay subscriber wal"},
 
@@ -91,7 +92,8 @@ var rooms = []room{
 	{"subscriber/subscribertest", "event postgres subscriber testdb"},
 	{"sink/kafka/kafkatest", ""},
 	{"sink/kafka/debeziumtest", "sink/kafka/kafkatest"},
-	{"examples", "pgserver sink/kafka/kafkatest"},
+	{"sink/nats/natstest", ""},
+	{"examples", "pgserver sink/kafka/kafkatest sink/nats/natstest"},
 	{"sink/sinktest", "event subscriber"},
 	{"debt/debttest", "debt event lane"},
 }

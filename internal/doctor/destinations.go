@@ -35,7 +35,7 @@ func checkDestinations(ctx context.Context, c *checker) ([]Finding, error) {
 		switch {
 		case err == nil:
 		case subscriber.IsRisk(err):
-			found = append(found, warning(err.Error(), "an event that counts as delivered can be lost there",
+			found = append(found, warning(err.Error(), "an event that counts as delivered can be lost there, or kept twice",
 				&Fix{Do: "change the setting of the destination"}).about(s.Name))
 		default:
 			found = append(found, warning(fmt.Sprintf("its destination takes nothing now: %v", err),

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/backendstart/walpost/internal/event"
 )
@@ -191,6 +193,22 @@ var Kafka = Rule{Legal: func(name string) error {
 		return fmt.Errorf("%q is no topic: Kafka takes letters, digits, '.', '_' and '-'", name)
 	case name == "." || name == "..":
 		return fmt.Errorf("%q is no topic", name)
+	}
+	return nil
+}}
+
+// NATS is the rule of NATS subjects: tokens with dots between. A wildcard is none: no server takes a message to one. The
+// server reads a subject in a line of at most 4,096 bytes, with what else stands there.
+var NATS = Rule{Legal: func(name string) error {
+	const longest = 1024
+	illegal := !utf8.ValidString(name) || strings.ContainsFunc(name, func(r rune) bool { return unicode.IsSpace(r) || !unicode.IsPrint(r) || r == '*' || r == '>' })
+	switch {
+	case len(name) > longest:
+		return fmt.Errorf("the subject %.60q… has %d bytes, at most %d are sent", name, len(name), longest)
+	case illegal:
+		return fmt.Errorf("%q is no subject: NATS takes no spaces, no control characters, no '*' and no '>'", name)
+	case strings.HasPrefix(name, ".") || strings.HasSuffix(name, ".") || strings.Contains(name, ".."):
+		return fmt.Errorf("%q is no subject: there is an empty token between dots", name)
 	}
 	return nil
 }}

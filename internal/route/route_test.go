@@ -49,6 +49,24 @@ func TestTemplate_refusesWhatIsNotLegal(t *testing.T) {
 	}
 }
 
+// F-42
+func TestTemplate_refusesWhatIsNoSubject(t *testing.T) {
+	template, err := Compile("thoughts.{type}", NATS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, subject := range []string{"", "a b", "a\x00", ".", "a.", ".a", "a..b", "a\n", "*", "a.*", ">", "a\u2003b", "a\xff", strings.Repeat("k", 1020)} {
+		if name, err := template.NameOf(&event.Event{Type: subject}); err == nil {
+			t.Errorf("type %q becomes the subject %q", subject, name)
+		}
+	}
+	for _, subject := range []string{"thought.created", "created", "gedanke-ü/1:2"} {
+		if name, err := template.NameOf(&event.Event{Type: subject}); err != nil || name != "thoughts."+subject {
+			t.Errorf("type %q: %q, %v", subject, name, err)
+		}
+	}
+}
+
 func TestCompile_refusesWhatIsNoTemplate(t *testing.T) {
 	for _, text := range []string{"", "{", "}", "a}", "{topic", "{Topic}", "{}", "{header.}", "{payload}", "{topic}}", "a b", "{{topic}}"} {
 		if _, err := Compile(text, Kafka); err == nil {

@@ -173,7 +173,8 @@ type risk struct{ error }
 
 func (r risk) Unwrap() error { return r.error }
 
-// Risk marks an error of a Probe that says that the destination takes events, and may lose one that it has taken.
+// Risk marks an error of a Probe that says that the destination takes events, and may lose one that it has taken, or keep one
+// twice.
 func Risk(err error) error {
 	if err == nil {
 		return nil

@@ -136,7 +136,7 @@ func (b *Broker) java(class string, args ...string) *exec.Cmd {
 // Up starts the broker again, with what it had, and waits until it answers.
 func (b *Broker) Up(t T) {
 	t.Helper()
-	b.pair.write(t, b.folder)
+	b.pair.Write(t, b.folder)
 	log, err := os.OpenFile(b.path("broker.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		t.Fatal(err)

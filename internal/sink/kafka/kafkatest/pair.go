@@ -65,7 +65,8 @@ func (p *Pair) certificate(t T, template, parent *x509.Certificate, key, signer 
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 }
 
-func (p *Pair) write(t T, folder string) {
+// Write puts the files into a folder: ca.pem, and for server and client a certificate and its key.
+func (p *Pair) Write(t T, folder string) {
 	t.Helper()
 	for name, text := range p.files {
 		if err := os.WriteFile(filepath.Join(folder, name), text, 0o600); err != nil {
