@@ -27,7 +27,7 @@ demo: ## Postgres, API, relay and traffic in one process; ARGS="--rate 10" and t
 	@go build -o bin/walpost ./cmd/walpost
 	@exec bin/walpost demo $(ARGS)
 
-example: ## One of deploy/examples, from its start to its stop: NAME=lessons, messages or payments
+example: ## One of deploy/examples, from its start to its stop: NAME=lessons, messages, payments or thoughts
 	@sh scripts/ensure-postgres.sh
 	@go build -o bin/walpost ./cmd/walpost
 	@go run ./scripts/example bin/walpost "$(NAME)"

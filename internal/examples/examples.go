@@ -18,9 +18,11 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/backendstart/walpost/internal/pgserver"
 	"github.com/backendstart/walpost/internal/sink/kafka/kafkatest"
+	"github.com/backendstart/walpost/internal/sink/nats/natstest"
 )
 
 // patience is how long a step may take.
@@ -30,9 +32,11 @@ const patience = 2 * time.Minute
 type example struct {
 	migrate []string       // further arguments of walpost migrate
 	topics  map[string]int // with so many partitions; none: it needs no broker
-	open    string         // counts the rows that are not published
-	posts   int            // that a receiver of webhooks gets; none: it needs no receiver
-	look    []string       // queries whose result is printed
+	stream  *jetstream.StreamConfig
+	open    string   // counts the rows that are not published
+	dead    int      // dead letters that there are in the end
+	posts   int      // that a receiver of webhooks gets; none: it needs no receiver
+	look    []string // queries whose result is printed
 }
 
 var known = map[string]example{
@@ -52,6 +56,12 @@ var known = map[string]example{
 		topics: map[string]int{"payments": 6},
 		open:   "SELECT count(*) FROM payment_outbox WHERE published_at IS NULL",
 		look:   []string{"SELECT count(*) AS rows, count(published_at) AS published FROM payment_outbox"},
+	},
+	"thoughts": {
+		stream: &jetstream.StreamConfig{Name: "thoughts", Subjects: []string{"thoughts.>"}, Duplicates: time.Hour},
+		open:   "SELECT count(*) FROM outbox_events WHERE NOT delivered AND event_type <> 'thought.forgotten' AND NOT (event_type = 'thought.liked' AND payload -> 'by' IS NULL)",
+		dead:   2,
+		look:   []string{"SELECT count(*) AS rows, count(*) FILTER (WHERE delivered) AS delivered, count(delivered_at) AS with_time FROM outbox_events"},
 	},
 }
 
@@ -104,6 +114,13 @@ func Run(ctx context.Context, program, folder string, out io.Writer) (err error)
 		}
 		r.env = append(r.env, "KAFKA_BROKER="+broker.Address())
 	}
+	var js *natstest.Server
+	if e.stream != nil {
+		r.printf("starting a NATS server")
+		js = natstest.Start(r)
+		js.Stream(r, *e.stream)
+		r.env = append(r.env, "NATS_SERVER="+js.Address())
+	}
 	var receiver *receiver
 	if e.posts > 0 {
 		receiver = startReceiver(r)
@@ -136,6 +153,14 @@ func Run(ctx context.Context, program, folder string, out io.Writer) (err error)
 			}
 			r.printf("%s/%d key=%s%s\n    %s", record.Topic, record.Partition, record.Key, headers, record.Value)
 		}
+	}
+	if js != nil {
+		for _, m := range js.Messages(r, e.stream.Name) {
+			r.printf("%s webhook-id=%s walpost-key=%s\n    %s", m.Subject, m.Header.Get("webhook-id"), m.Header.Get("walpost-key"), m.Data)
+		}
+	}
+	if e.dead > 0 {
+		r.showDead(e.dead)
 	}
 	for _, query := range e.look {
 		r.show(db, query)
@@ -211,6 +236,22 @@ func (r *runner) walpost(args ...string) {
 	if output, err := r.command(append(args, "--config=walpost.yaml")...).CombinedOutput(); err != nil {
 		r.Fatalf("walpost %s: %w\n%s", args[0], err, output)
 	}
+}
+
+// showDead prints the dead letters when there are so many.
+func (r *runner) showDead(want int) {
+	var output []byte
+	list := r.command("deadletters", "list", "--config=walpost.yaml")
+	r.await("there are the dead letters", func() bool {
+		var err error
+		again := exec.Command(list.Path, list.Args[1:]...) //nolint:gosec // the program is ours
+		again.Dir, again.Env = list.Dir, list.Env
+		if output, err = again.CombinedOutput(); err != nil {
+			r.Fatalf("walpost deadletters list: %w\n%s", err, output)
+		}
+		return bytes.Count(output, []byte("does not fit")) >= want
+	})
+	r.printf("%s", output)
 }
 
 // relay is a running relay with what it has logged.

@@ -8,10 +8,14 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/backendstart/walpost/internal/sink/nats/natstest"
 	"github.com/backendstart/walpost/internal/testprogram"
 )
 
-func TestMain(m *testing.M) { os.Exit(testprogram.Main(m)) }
+func TestMain(m *testing.M) {
+	natstest.Main()
+	os.Exit(testprogram.Main(m))
+}
 
 // folder of an example.
 func folder(name string) string { return filepath.Join("..", "..", "deploy", "examples", name) }
@@ -46,6 +50,33 @@ func TestExamples_messagesRunsToItsEnd(t *testing.T) {
 	}
 	if strings.Contains(text, "order-1-lost") || !strings.Contains(text, "[paid 5]") || !strings.Contains(text, "stopped clean") {
 		t.Error("an event that was rolled back, other orders, or no clean stop")
+	}
+	if t.Failed() {
+		t.Log(text)
+	}
+}
+
+func TestExamples_thoughtsRunsToItsEnd(t *testing.T) {
+	var out bytes.Buffer
+	if err := Run(t.Context(), testprogram.Binary(t), folder("thoughts"), &out); err != nil {
+		t.Fatalf("%v\n%s", err, out.String())
+	}
+	text := out.String()
+	for _, want := range []string{"[25 23 23]", "does not fit", "stopped clean"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%q is not there", want)
+		}
+	}
+	if n := strings.Count(text, "thoughts.thought."); n != 23 {
+		t.Errorf("%d messages, want 23", n)
+	}
+	for i := 1; i <= 8; i++ {
+		at := func(what string) int {
+			return strings.Index(text, fmt.Sprintf("thoughts.thought.%s webhook-id=%d walpost-key=%d", what, 3*i-2+map[string]int{"edited": 1, "liked": 2}[what], i))
+		}
+		if written, edited, liked := at("written"), at("edited"), at("liked"); written < 0 || edited < written || (i == 3) != (liked < edited) {
+			t.Errorf("thought %d: its events stand at %d, %d and %d", i, written, edited, liked)
+		}
 	}
 	if t.Failed() {
 		t.Log(text)

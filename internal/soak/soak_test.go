@@ -21,6 +21,7 @@ import (
 
 	"github.com/backendstart/walpost/internal/app"
 	"github.com/backendstart/walpost/internal/cli"
+	"github.com/backendstart/walpost/internal/sink/nats/natstest"
 	"github.com/backendstart/walpost/internal/subscriber"
 	"github.com/backendstart/walpost/internal/testdb"
 	"github.com/backendstart/walpost/internal/testprogram"
@@ -30,6 +31,7 @@ import (
 const programVariable = "WALPOST_SOAK_PROGRAM"
 
 func TestMain(m *testing.M) {
+	natstest.Main()
 	if os.Getenv(programVariable) != "" {
 		os.Exit(program())
 	}

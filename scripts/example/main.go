@@ -10,9 +10,11 @@ import (
 	"syscall"
 
 	"github.com/backendstart/walpost/internal/examples"
+	"github.com/backendstart/walpost/internal/sink/nats/natstest"
 )
 
 func main() {
+	natstest.Main()
 	if len(os.Args) != 3 || os.Args[2] == "" {
 		fmt.Fprintf(os.Stderr, "make example NAME=…: there are %v\n", examples.Names())
 		os.Exit(2)
