@@ -458,7 +458,7 @@ func (x *expander) replace(text string) (string, error) {
 
 // liveFiles are the values whose file is read again while the program runs: every secret, of Postgres, of a mail server,
 // of a destination, of the two APIs.
-var liveFiles = regexp.MustCompile(`^\$\.(database_url|replication_url|smtp_url|jwt_secret|ops_token|subscribers\[\d+\]\.(secret(\[\d+\])?|headers\..+|sasl\.(user|password|token)))\.file$`)
+var liveFiles = regexp.MustCompile(`^\$\.(database_url|replication_url|smtp_url|jwt_secret|ops_token|subscribers\[\d+\]\.(secret(\[\d+\])?|headers\..+|(sasl|auth)\.(user|password|token)))\.file$`)
 
 // readFile reads what {file: path} names, seen from the configuration file.
 func (x *expander) readFile(node ast.Node, path string) (string, error) {

@@ -32,7 +32,7 @@ func (s *session) judge(x *sending, err error) error {
 		return subscriber.Permanent(fmt.Errorf("the headers of the message are too large, it has %d bytes with them: %w", sizeOf(m), err))
 	case isNoResponder(err):
 		return subscriber.Away(fmt.Errorf("no stream captures subject %s, or the one that does has no leader: make it, walpost makes none", m.Subject))
-	case errors.Is(err, jetstream.ErrAsyncPublishTimeout):
+	case errors.Is(err, errNotAcknowledged):
 		s.mu.Lock()
 		inbox := s.inbox
 		s.mu.Unlock()

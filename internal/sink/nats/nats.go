@@ -109,7 +109,7 @@ func (n *NATS) Send(ctx context.Context, deliveries []subscriber.Delivery, done 
 		}
 		return
 	}
-	c.session = s
+	c.session, c.begun = s, time.Now()
 	c.publish(c.prepare(deliveries))
 }
 
@@ -169,6 +169,7 @@ type call struct {
 	nats    *NATS
 	session *session
 	ctx     context.Context // of the leadership; a call ends with it
+	begun   time.Time
 	done    func(int, error)
 }
 

@@ -623,6 +623,41 @@ func TestNATS_abortsBesideAServerThatHangs(t *testing.T) {
 	}
 }
 
+// S-408: what was given up after the timeout can still be stored. Abort waits for the answer to it, too.
+func TestNATS_storesNothingAfterAbortThatWasGivenUpBefore(t *testing.T) {
+	s := natstest.Start(t)
+	for _, atomically := range []bool{false, true} {
+		o := newStream(t, s, atomically, nil)
+		n := open(t, options(s, o.name+".{type}"))
+		n.BatchFrom(1)
+		learns(t, n, keyed(0, "made", "a"))
+		n.Timeout = 50 * time.Millisecond
+		thaw := s.Freeze(t)
+		for i, err := range outcome(t, n, keyed(1, "made", "a"), keyed(2, "made", "b")) {
+			if !subscriber.IsAway(err) || !strings.Contains(err.Error(), "not acknowledged within 50ms") {
+				t.Errorf("event %d: %v", i, err)
+			}
+		}
+		aborted := make(chan error, 1)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		go func() { aborted <- n.Abort(ctx) }()
+		select {
+		case err := <-aborted:
+			t.Errorf("Abort returns while the messages are on their way: %v", err)
+			thaw()
+		case <-time.After(200 * time.Millisecond):
+			thaw()
+			if err := <-aborted; err != nil {
+				t.Errorf("abort: %v", err)
+			}
+		}
+		if got := ids(t, s, o.name); len(got) != 3 {
+			t.Errorf("the stream has %q when Abort has returned, want what was on its way", got)
+		}
+	}
+}
+
 // S-407: who makes up subjects has a bound, and those that exist go on.
 func TestNATS_boundsHowManySubjectsDataCanMake(t *testing.T) {
 	s := natstest.Start(t)

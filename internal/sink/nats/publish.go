@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/synadia-io/orbit.go/jetstreamext"
@@ -20,7 +21,12 @@ const (
 	// Other streams keep a batch in memory until it is whole, which costs less than a wave from two messages on.
 	// (docs/decisions/0014)
 	longChain = 100
+	// lateFor is how much longer an answer is waited for that has not come within the timeout.
+	lateFor = 30 * time.Second
 )
+
+// errNotAcknowledged says that the timeout is over. What was sent can still be stored.
+var errNotAcknowledged = errors.New("not acknowledged in time")
 
 // publish hands the chains over: in batches where the stream takes them and that is faster, the others by waves, of each
 // chain one message at a time. The messages of a chain can go to several streams: then they go by waves.
@@ -50,9 +56,14 @@ func (c *call) publish(chains [][]*sending) {
 
 // wave sends a chain: each message when the one before is acknowledged. JetStream stores the messages of a connection one by
 // one, so one that is lost on the way would be overtaken.
+//
+// What is left of a long chain when half of the timeout is over is held for the next call, so that each is reported in time.
 func (c *call) wave(chain []*sending) {
 	for i, x := range chain {
-		err := c.send(x)
+		err := error(subscriber.ErrHeld)
+		if i == 0 || time.Since(c.begun) < c.nats.Timeout/2 {
+			err = c.send(x)
+		}
 		c.done(x.index, err)
 		if err == nil {
 			continue
@@ -91,6 +102,8 @@ func (c *call) send(x *sending) error {
 	if err != nil {
 		return s.judge(x, err)
 	}
+	patience := time.NewTimer(time.Until(c.begun.Add(s.nats.Timeout)))
+	defer patience.Stop()
 	select {
 	case ack := <-future.Ok():
 		if s.streams.toAsk(ack.Stream) {
@@ -98,16 +111,26 @@ func (c *call) send(x *sending) error {
 		}
 		return nil
 	case err := <-future.Err():
-		if errors.Is(err, jetstream.ErrAsyncPublishTimeout) {
-			s.doubt()
-		}
 		return s.judge(x, err)
+	case <-patience.C:
+		s.work.Go(func() { s.awaitLate(future) })
+		return s.judge(x, errNotAcknowledged)
 	case <-watch.refused:
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return s.denialError(m.Subject, watch)
 	case <-s.gone:
 		return subscriber.Away(errOver)
+	}
+}
+
+// awaitLate waits for the acknowledgement of a message that was given up: it can still be stored, and Abort must know.
+func (s *session) awaitLate(future jetstream.PubAckFuture) {
+	select {
+	case <-future.Ok():
+	case err := <-future.Err():
+		s.doubt(err)
+	case <-s.gone:
 	}
 }
 
@@ -162,16 +185,36 @@ func (c *call) batch(all []*sending) error {
 	for i, x := range all {
 		messages[i] = x.message
 	}
-	defer func() {
+	answered := make(chan error, 1)
+	s.work.Go(func() { answered <- s.sendBatch(messages) }) // also when it is late: it can still be stored
+	patience := time.NewTimer(time.Until(c.begun.Add(s.nats.Timeout)))
+	defer patience.Stop()
+	var err error
+	select {
+	case err = <-answered:
+	case <-patience.C:
+		err = errNotAcknowledged
+	}
+	var answer *jetstream.APIError
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &answer), isNoResponder(err), isLocal(err):
 		for _, m := range messages {
 			m.Header.Del(jetstreamext.BatchIDHeader)
 			m.Header.Del(jetstreamext.BatchSeqHeader)
 			m.Header.Del(jetstreamext.BatchCommitHeader)
-			m.Reply = ""
 		}
-	}()
-	// Not the leadership's context: when that ends, what is on its way still has to be answered.
-	ctx, cancel := context.WithTimeoutCause(context.Background(), s.nats.Timeout, jetstream.ErrAsyncPublishTimeout)
+		return refusal{err}
+	}
+	return s.judge(all[len(all)-1], fmt.Errorf("a batch of %d: %w", len(all), err))
+}
+
+// sendBatch sends messages and waits for the answer to the last, which commits them, until the connection is cut. It does
+// not look at the leadership: what has begun ends, and Abort waits for that. Only the commit is answered: the server says
+// then what was wrong with one of the others.
+func (s *session) sendBatch(messages []message) error {
+	ctx, cancel := context.WithTimeoutCause(context.Background(), s.nats.Timeout+lateFor, errNotAcknowledged)
 	defer cancel()
 	cut := s.whenCut()
 	ended := make(chan struct{})
@@ -184,17 +227,9 @@ func (c *call) batch(all []*sending) error {
 		}
 		cancel()
 	})
-	// The commit alone is answered: the server says then what was wrong with one of the others.
 	_, err := jetstreamext.PublishMsgBatch(ctx, s.js, messages, jetstreamext.BatchFlowControl{})
-	var answer *jetstream.APIError
-	switch {
-	case err == nil:
-		return nil
-	case errors.As(err, &answer), isNoResponder(err), isLocal(err):
-		return refusal{err}
-	case errors.Is(context.Cause(ctx), jetstream.ErrAsyncPublishTimeout):
-		s.doubt()
-		err = jetstream.ErrAsyncPublishTimeout
+	if err != nil && errors.Is(context.Cause(ctx), errNotAcknowledged) {
+		s.doubt(jetstream.ErrAsyncPublishTimeout)
 	}
-	return s.judge(all[len(all)-1], fmt.Errorf("a batch of %d: %w", len(all), err))
+	return err
 }

@@ -136,7 +136,7 @@ func (s *session) dialServers() {
 	}
 	s.conn, s.err = client.Connect(strings.Join(urls, ","), options...)
 	if s.err == nil {
-		s.js, s.err = jetstream.New(s.conn, jetstream.WithPublishAsyncMaxPending(pending), jetstream.WithPublishAsyncTimeout(s.nats.Timeout))
+		s.js, s.err = jetstream.New(s.conn, jetstream.WithPublishAsyncMaxPending(pending), jetstream.WithPublishAsyncTimeout(s.nats.Timeout+lateFor))
 	}
 }
 
@@ -314,7 +314,7 @@ func (s *session) notConnected() error {
 	words := s.words
 	s.mu.Unlock()
 	if words == nil {
-		words = client.ErrDisconnected
+		words = errors.New("no server has answered yet")
 	}
 	return subscriber.Away(s.nats.masked(fmt.Errorf("not connected to %s: %w", strings.Join(s.nats.Servers, ", "), words)))
 }
@@ -384,8 +384,11 @@ func (s *session) unwatch(subject string, d *denial) {
 	}
 }
 
-// doubt notes that something was sent of which no answer has come.
-func (s *session) doubt() {
+// doubt notes that something was sent of which no answer has come, however late.
+func (s *session) doubt(err error) {
+	if !errors.Is(err, jetstream.ErrAsyncPublishTimeout) {
+		return
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.doubtful = true
@@ -404,13 +407,9 @@ func (s *session) awaitAnswers(ctx context.Context) error {
 		return fmt.Errorf("what is on its way is not acknowledged: %w", context.Cause(ctx))
 	}
 	s.mu.Lock()
-	doubtful := s.doubtful
-	s.mu.Unlock()
-	if doubtful && s.conn.IsConnected() {
-		// The server has read what was given up without an answer when it answers this.
-		if err := s.conn.FlushWithContext(ctx); err != nil {
-			return fmt.Errorf("what was given up may be on its way: %w", err)
-		}
+	defer s.mu.Unlock()
+	if s.doubtful {
+		return errors.New("the server has not acknowledged all that it was sent, and may still store it")
 	}
 	return nil
 }
