@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -26,31 +27,7 @@ func TestSoak_thoughtsReachNATSThroughRestartsKillsAndANewStream(t *testing.T) {
 	server := natstest.Start(t)
 	stream := jetstream.StreamConfig{Name: "thoughts", Subjects: []string{"thoughts.>"}, AllowAtomicPublish: true, Duplicates: 5 * time.Second}
 	server.Stream(t, stream)
-	db := testdb.New(t)
-	example := filepath.Join("..", "..", "deploy", "examples", "thoughts")
-	schema, err := os.ReadFile(filepath.Join(example, "schema.sql"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	db.Exec(string(schema))
-	fits, err := filepath.Abs(filepath.Join(example, "events.schema.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	file := filepath.Join(t.TempDir(), "walpost.yaml")
-	config := fmt.Sprintf(`
-sources: [{name: thoughts, table: public.outbox_events, columns: {key: payload.thought_id}, schema: %q}]
-subscribers:
-  - {name: nats, servers: ["%s"], subject: "thoughts.{type}", stall_after: 5s, timeout: 3s, retry: {max: 1s}}
-`, fits, server.Address())
-	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	start := func() *testprogram.Process {
-		relay := testprogram.Start(t, []string{"WALPOST_DATABASE_URL=" + db.DSN}, "relay", "--config="+file, "--slot="+db.Name, "--ops-listen=127.0.0.1:0")
-		relay.AwaitStreaming()
-		return relay
-	}
+	db, start := thoughtsDatabase(t, server.Address())
 	relay := start()
 
 	written := 0
@@ -108,7 +85,47 @@ subscribers:
 	relay.Stop()
 
 	messages = append(messages, server.Messages(t, stream.Name)...)
-	seen, last, repeated := map[int]bool{}, map[string]int{}, 0
+	seen := inOrder(t, messages)
+	if seen != written-int(poison) {
+		t.Errorf("%d events have arrived, want %d", seen, written-int(poison))
+	}
+	t.Logf("%d events, %d of them in the first stream, %d came again, %d are dead", written, first, len(messages)-seen, poison)
+}
+
+// thoughtsDatabase is a database with the tables of the example, and what starts a relay from there to these servers.
+func thoughtsDatabase(t *testing.T, servers ...string) (*testdb.DB, func() *testprogram.Process) {
+	t.Helper()
+	db := testdb.New(t)
+	example := filepath.Join("..", "..", "deploy", "examples", "thoughts")
+	schema, err := os.ReadFile(filepath.Join(example, "schema.sql"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	db.Exec(string(schema))
+	fits, err := filepath.Abs(filepath.Join(example, "events.schema.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "walpost.yaml")
+	config := fmt.Sprintf(`
+sources: [{name: thoughts, table: public.outbox_events, columns: {key: payload.thought_id}, schema: %q}]
+subscribers:
+  - {name: nats, servers: ["%s"], subject: "thoughts.{type}", stall_after: 5s, timeout: 3s, retry: {max: 1s}}
+`, fits, strings.Join(servers, `", "`))
+	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return db, func() *testprogram.Process {
+		relay := testprogram.Start(t, []string{"WALPOST_DATABASE_URL=" + db.DSN}, "relay", "--config="+file, "--slot="+db.Name, "--ops-listen=127.0.0.1:0")
+		relay.AwaitStreaming()
+		return relay
+	}
+}
+
+// inOrder checks that of each subject and key the first occurrences are in the order of their numbers, and counts them.
+func inOrder(t *testing.T, messages []*jetstream.RawStreamMsg) int {
+	t.Helper()
+	seen, last := map[int]bool{}, map[string]int{}
 	for _, m := range messages {
 		var payload struct {
 			By   string `json:"by"`
@@ -122,7 +139,6 @@ subscribers:
 			t.Fatalf("%s has arrived: %v", m.Data, err)
 		}
 		if seen[n] {
-			repeated++
 			continue
 		}
 		seen[n] = true
@@ -132,8 +148,70 @@ subscribers:
 		}
 		last[of] = n
 	}
-	if len(seen) != written-int(poison) {
-		t.Errorf("%d events have arrived, want %d", len(seen), written-int(poison))
+	return len(seen)
+}
+
+// A cluster of three loses the leader of the stream, again and again, while a stream with replicas takes atomic batches:
+// nothing is missing, nothing is a dead letter, the order of each key holds.
+func TestSoak_aNATSClusterLosesItsLeaderAndNothingElse(t *testing.T) {
+	const keys = 50
+	total := scaled(t, 20_000)
+	cluster := natstest.StartCluster(t, 3)
+	cluster[0].Stream(t, jetstream.StreamConfig{Name: "thoughts", Subjects: []string{"thoughts.>"}, AllowAtomicPublish: true, Replicas: 3})
+	db, start := thoughtsDatabase(t, cluster[0].Address(), cluster[1].Address(), cluster[2].Address())
+	relay := start()
+	leader := func() *natstest.Server {
+		var found *natstest.Server
+		testprogram.Eventually(t, "the stream to have a leader", func() bool {
+			for _, s := range cluster {
+				stream, err := s.JetStream().Stream(t.Context(), "thoughts")
+				if err != nil || stream.CachedInfo().Cluster == nil {
+					continue
+				}
+				for _, s := range cluster {
+					if s.Name() == stream.CachedInfo().Cluster.Leader {
+						found = s
+					}
+				}
+			}
+			return found != nil
+		})
+		return found
 	}
-	t.Logf("%d events, %d of them in the first stream, %d came again, %d are dead", written, first, repeated, poison)
+	written := 0
+	write := func(n int) {
+		for end := min(written+n, total); written < end; written += 50 {
+			db.Exec(`INSERT INTO outbox_events (event_type, payload)
+				SELECT 'thought.written', jsonb_build_object('thought_id', 1 + n % $3, 'text', n::text, 'author', 'a') FROM generate_series($1::int, $2::int) n`,
+				written, written+49, keys)
+		}
+	}
+	for range 3 {
+		write(total / 4)
+		testprogram.Pause(t, randomMoment(300*time.Millisecond))
+		killed := leader()
+		killed.Down(t)
+		write(total / 20)
+		testprogram.Pause(t, time.Second)
+		killed.Up(t)
+	}
+	write(total)
+	testprogram.Within(t, 5*time.Minute, "every row to be delivered", func() bool {
+		return db.Int(`SELECT count(*) FROM outbox_events WHERE NOT delivered`) == 0
+	})
+	if dead := db.Int(`SELECT count(*) FROM walpost.owed WHERE state = 'dead'`); dead != 0 {
+		t.Errorf("%d dead letters", dead)
+	}
+	relay.Stop()
+	messages := leader().Messages(t, "thoughts")
+	if seen := inOrder(t, messages); seen != written {
+		t.Errorf("%d events have arrived, want %d", seen, written)
+	}
+	batches := 0
+	for _, m := range messages {
+		if m.Header.Get("Nats-Batch-Commit") != "" {
+			batches++
+		}
+	}
+	t.Logf("%d events, %d messages, %d batches", written, len(messages), batches)
 }

@@ -702,16 +702,22 @@ func TestNATS_probesWhatItsEventsMeet(t *testing.T) {
 	wants("a server that is away", probe("thoughts.made"), false, "connect to "+s.Address())
 }
 
-// BenchmarkNATS measures what a batch costs and brings: of many keys, by how many events a call has, and of one key. A stream in
-// memory stages its batches there, as one with replicas does.
+// BenchmarkNATS measures what a batch costs and brings: of one key and of many, by how many events a call has.
 func BenchmarkNATS(b *testing.B) {
-	s := natstest.Start(b)
-	for _, storage := range []jetstream.StorageType{jetstream.FileStorage, jetstream.MemoryStorage} {
-		for _, atomically := range []bool{false, true} {
+	cluster := natstest.StartCluster(b, 3)
+	single := natstest.Start(b)
+	for name, config := range map[string]jetstream.StreamConfig{
+		"file": {}, "memory": {Storage: jetstream.MemoryStorage}, "replicas": {Replicas: 3},
+	} {
+		s := single
+		if config.Replicas > 1 {
+			s = cluster[0]
+		}
+		for _, config.AllowAtomicPublish = range []bool{false, true} {
 			for _, keys := range []int{1, 100} {
 				for _, size := range []int{5, 20, 100, 500} {
-					b.Run(fmt.Sprintf("%s/batches=%t/keys=%d/call=%d", storage, atomically, keys, size), func(b *testing.B) {
-						benchmark(b, s, jetstream.StreamConfig{Storage: storage, AllowAtomicPublish: atomically}, keys, size)
+					b.Run(fmt.Sprintf("%s/batches=%t/keys=%d/call=%d", name, config.AllowAtomicPublish, keys, size), func(b *testing.B) {
+						benchmark(b, s, config, keys, size)
 					})
 				}
 			}
@@ -723,11 +729,14 @@ func benchmark(b *testing.B, s *natstest.Server, config jetstream.StreamConfig, 
 	config.Name = fmt.Sprintf("bench-%d", streams.Add(1))
 	config.Subjects = []string{config.Name + ".>"}
 	s.Stream(b, config)
-	n, err := nats.New(options(s, config.Name+".{type}"))
+	patient := options(s, config.Name+".{type}")
+	patient.Timeout = time.Minute
+	n, err := nats.New(patient)
 	if err != nil {
 		b.Fatal(err)
 	}
 	defer n.Close()
+	n.BatchFrom(1)
 	sent := 0
 	call := func(size int) {
 		deliveries := make([]subscriber.Delivery, size)

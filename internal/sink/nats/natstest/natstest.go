@@ -73,11 +73,13 @@ func serve(file string) error {
 // Server is one server. It survives Down and Up with its data.
 type Server struct {
 	folder string
+	name   string
 	port   int
 	extra  []string
 	login  []nats.Option
 	cmd    *exec.Cmd // nil while it is down
 	stdin  io.Closer
+	said   *bytes.Buffer
 	ended  chan struct{} // closed when the process has ended
 	admin  *nats.Conn
 	js     jetstream.JetStream
@@ -92,21 +94,60 @@ func Start(t T, extra ...string) *Server {
 // StartWithLogin is Start for a server that asks for a login: the options are those of the connection that may everything.
 func StartWithLogin(t T, login []nats.Option, extra ...string) *Server {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := &Server{folder: t.TempDir(), port: listener.Addr().(*net.TCPAddr).Port, extra: extra, login: login}
-	_ = listener.Close()
-	t.Cleanup(func() {
-		if s.admin != nil {
-			s.admin.Close()
-		}
-		s.Down(t)
-	})
+	s := &Server{folder: t.TempDir(), port: freePorts(t, 1)[0], extra: extra, login: login}
+	t.Cleanup(func() { s.end(t) })
 	s.Up(t)
 	return s
 }
+
+// StartCluster starts so many servers that form a cluster. Replicas of a stream are on different ones.
+func StartCluster(t T, size int) []*Server {
+	t.Helper()
+	ports := freePorts(t, 2*size)
+	var routes []string
+	for _, port := range ports[size:] {
+		routes = append(routes, fmt.Sprintf("nats://127.0.0.1:%d", port))
+	}
+	servers := make([]*Server, size)
+	for i := range servers {
+		s := &Server{folder: t.TempDir(), port: ports[i], name: fmt.Sprintf("node-%d", i+1)}
+		s.extra = []string{
+			"server_name: " + s.name,
+			fmt.Sprintf("cluster { name: walpost, listen: 127.0.0.1:%d, routes: [%s] }", ports[size+i], strings.Join(routes, ", ")),
+		}
+		servers[i] = s
+		t.Cleanup(func() { s.end(t) })
+		s.begin(t)
+	}
+	for _, s := range servers {
+		s.await(t)
+	}
+	return servers
+}
+
+// freePorts are ports that no one listens on at this moment.
+func freePorts(t T, n int) (ports []int) {
+	t.Helper()
+	for range n {
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer listener.Close()
+		ports = append(ports, listener.Addr().(*net.TCPAddr).Port)
+	}
+	return ports
+}
+
+func (s *Server) end(t T) {
+	if s.admin != nil {
+		s.admin.Close()
+	}
+	s.Down(t)
+}
+
+// Name is that of a server of a cluster.
+func (s *Server) Name() string { return s.name }
 
 // Configure changes the further lines of the configuration. They count from the next Up on.
 func (s *Server) Configure(extra ...string) { s.extra = extra }
@@ -118,6 +159,13 @@ func (s *Server) path(name string) string { return filepath.Join(s.folder, name)
 
 // Up starts the server again, with what it had, and waits until it answers.
 func (s *Server) Up(t T) {
+	t.Helper()
+	s.begin(t)
+	s.await(t)
+}
+
+// begin starts the process.
+func (s *Server) begin(t T) {
 	t.Helper()
 	lines := append([]string{
 		"listen: " + s.Address(), fmt.Sprintf("log_file: %q", s.path("server.log")),
@@ -132,8 +180,8 @@ func (s *Server) Up(t T) {
 	}
 	cmd := exec.Command(program) //nolint:gosec // it is this program
 	cmd.Env = append(os.Environ(), variable+"="+s.path("server.conf"))
-	var said bytes.Buffer
-	cmd.Stderr, cmd.Dir = &said, s.folder
+	s.said = new(bytes.Buffer)
+	cmd.Stderr, cmd.Dir = s.said, s.folder
 	stdin, err := cmd.StdinPipe()
 	if err == nil {
 		err = cmd.Start()
@@ -144,11 +192,16 @@ func (s *Server) Up(t T) {
 	ended := make(chan struct{})
 	go func() { defer close(ended); _ = cmd.Wait() }()
 	s.cmd, s.stdin, s.ended = cmd, stdin, ended
+}
+
+// await waits until the server answers.
+func (s *Server) await(t T) {
+	t.Helper()
 	for begun := time.Now(); ; time.Sleep(10 * time.Millisecond) {
 		select {
-		case <-ended:
+		case <-s.ended:
 			s.cmd = nil
-			t.Fatalf("the server ended: %s\n%s", &said, s.log())
+			t.Fatalf("the server ended: %s\n%s", s.said, s.log())
 		default:
 		}
 		err := s.answers(t)
