@@ -42,13 +42,17 @@ func RunRelay(ctx context.Context, options config.Relay, mail config.Mail, windo
 		return UnlessStopped(ctx, err)
 	}
 	defer built.close()
+	servers, closeServers, err := serverParts(ctx, built.subscribers)
+	if err != nil {
+		return UnlessStopped(ctx, err)
+	}
+	defer closeServers()
 	limitMemory(options)
 	log.Info("relay starts", "ops", localURL(listener), "slot", options.Slot, "database", postgres.Redact(options.DatabaseURL.Live()))
 	server := built.ops(window, log.Logger)
-	return runParts(ctx, stopLimit(options),
-		part{"relay", built.relay.Run},
-		part{"doctor", built.doctor.Run},
-		part{"ops", func(ctx context.Context) error { return server.Run(ctx, listener) }})
+	parts := append([]part{{"relay", built.relay.Run}, {"doctor", built.doctor.Run}}, servers...)
+	return runParts(ctx, stopLimit(options), append(parts,
+		part{"ops", func(ctx context.Context) error { return server.Run(ctx, listener) }})...)
 }
 
 // stopLimit is how long the parts of a relay may take to stop. What is left of relay.Leave is for what the end of
@@ -69,7 +73,13 @@ func limitMemory(options config.Relay) {
 		garbage  = 300     // percent of what is in use
 	)
 	if os.Getenv("GOMEMLIMIT") == "" {
-		debug.SetMemoryLimit(program + perEvent*int64(options.WindowEvents) + int64(options.WindowBytes))
+		limit := program + perEvent*int64(options.WindowEvents) + int64(options.WindowBytes)
+		for _, s := range options.Subscribers {
+			if kind, ok := s.Options.(interface{ Memory() int64 }); ok {
+				limit += kind.Memory() // of its clients
+			}
+		}
+		debug.SetMemoryLimit(limit)
 	}
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(garbage)
@@ -113,7 +123,8 @@ func newRelay(ctx context.Context, options config.Relay, mail config.Mail, kinds
 		b.close()
 		return nil, err
 	}
-	subscribers, err := kinds.build(options.Flow, Resources{Pool: b.pools[1], Slot: options.Slot, Log: log.Logger, Mail: mail})
+	subscribers, err := kinds.build(options.Flow, Resources{Pool: b.pools[1], Slot: options.Slot, Log: log.Logger, Mail: mail,
+		Registry: b.registry, Leads: func() bool { return b.relay.Leads() }})
 	b.subscribers = subscribers
 	if err != nil {
 		b.close()

@@ -8,14 +8,18 @@ import (
 	"slices"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/backendstart/walpost/internal/config"
 	"github.com/backendstart/walpost/internal/envelope"
 	"github.com/backendstart/walpost/internal/lessons"
+	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/sink/file"
 	"github.com/backendstart/walpost/internal/sink/kafka"
 	"github.com/backendstart/walpost/internal/sink/nats"
 	"github.com/backendstart/walpost/internal/sink/webhook"
+	"github.com/backendstart/walpost/internal/sink/websocket"
 	"github.com/backendstart/walpost/internal/subscriber"
 )
 
@@ -36,6 +40,12 @@ type Resources struct {
 	Log    *slog.Logger
 	Mail   config.Mail
 	Config config.Subscriber
+	// Registry takes the metrics of a kind that has its own; nil keeps them nowhere.
+	Registry prometheus.Registerer
+	// Leads tells whether the relay leads; nil where there is none.
+	Leads func() bool
+	// Source is where all events of the subscriber come from; nil where there are several.
+	Source *outbox.Source
 	// SeveralSources tells that the subscriber gets events of more than one source.
 	SeveralSources bool
 	// Zones are those of times without one, by source.
@@ -70,6 +80,9 @@ func Subscribers() Kinds {
 		}, nats.Defaults)),
 		"stdout": destination(newOf[file.StdoutConfig], func(r Resources, c *file.StdoutConfig) (subscriber.Subscriber, error) {
 			return file.NewStdout(r.Config.Name, c.Format, r.envelope(), os.Stdout)
+		}, nil),
+		"websocket": destination(websocket.NewConfig, func(r Resources, c *websocket.Config) (subscriber.Subscriber, error) {
+			return websocket.New(r.hub(c))
 		}, nil),
 		"webhook": destination(newOf[webhook.Config], func(r Resources, c *webhook.Config) (subscriber.Subscriber, error) {
 			o := c.Of(r.Config)
@@ -108,6 +121,16 @@ func newNotifications(r Resources) (subscriber.Subscriber, error) {
 	return lessons.NewNotifications(r.Pool, r.Slot, r.Log, notifier), nil
 }
 
+// sourceOf is the one source of a subscriber.
+func sourceOf(flow config.Flow, s config.Subscriber) *outbox.Source {
+	for i, source := range flow.Sources {
+		if len(s.Sources) == 0 || s.Sources[0] == source.Name {
+			return SourcesOf(flow)[i]
+		}
+	}
+	return nil
+}
+
 func (r Resources) envelope() envelope.Writer {
 	return envelope.Writer{SeveralSources: r.SeveralSources, Zones: r.Zones}
 }
@@ -136,6 +159,9 @@ func (k Kinds) build(flow config.Flow, shared Resources) ([]subscriber.Subscribe
 		r := shared
 		r.Config, r.Log = options, shared.Log.With("subscriber", options.Name)
 		r.SeveralSources = len(options.Sources) > 1 || len(options.Sources) == 0 && len(flow.Sources) > 1
+		if !r.SeveralSources {
+			r.Source = sourceOf(flow, options)
+		}
 		sub, err := k[options.Kind].New(r)
 		switch {
 		case err != nil:

@@ -64,6 +64,7 @@ var rooms = []room{
 	{"sink/kafka", "config envelope event mask route safefile sink/access subscriber"},
 	{"sink/nats", "config envelope event mask route safefile sink/access subscriber"},
 	{"sink/file", "config envelope subscriber"},
+	{"sink/websocket", "bearer config envelope event httpserver safefile sink/access subscriber"},
 	{"sink/webhook", "config envelope event mask printable safefile subscriber"},
 	{"lane", "ack event printable slab subscriber"},
 	{"debt", "event lane outbox postgres printable store"},
@@ -81,7 +82,7 @@ var rooms = []room{
 	{"lessons/httpapi", "bearer httpserver lessons postgres strictjson"},
 
 	// app builds the parts of the program, cli calls it; bench measures with processes of the same program.
-	{"app", "ack admin config doctor envelope eventschema httpserver lane lease lessons lessons/httpapi logs mask ops outbox pgserver postgres relay sink/file sink/kafka sink/nats sink/webhook subscriber"},
+	{"app", "ack admin config doctor envelope event eventschema httpserver lane lease lessons lessons/httpapi logs mask ops outbox pgserver postgres relay sink/file sink/kafka sink/nats sink/webhook sink/websocket subscriber"},
 	{"bench", "event lessons pgserver postgres subscriber"},
 	{"cli", "admin app bench config debt doctor lane lessons/httpapi logs mask postgres printable relay replay subscriber wal"},
 

@@ -167,6 +167,11 @@ func (w Writer) AppendObject(to []byte, e *event.Event) []byte {
 	if json.Valid(e.Headers) {
 		to = append(append(append(to, `"headers":`...), e.Headers...), ',')
 	}
+	return append(AppendPayload(to, e), '}')
+}
+
+// AppendPayload appends the member of an object that has the payload: payload as JSON, payload_text or payload_base64.
+func AppendPayload(to []byte, e *event.Event) []byte {
 	switch {
 	case e.Payload == nil:
 		to = append(to, `"payload":null`...)
@@ -180,7 +185,7 @@ func (w Writer) AppendObject(to []byte, e *event.Event) []byte {
 		to = append(to, `"payload_text":`...)
 		to = appendString(to, string(e.Payload))
 	}
-	return append(to, '}')
+	return to
 }
 
 // isJSON tells whether the payload can stand in a JSON document as it is.

@@ -36,10 +36,17 @@ type example struct {
 	open    string   // counts the rows that are not published
 	dead    int      // dead letters that there are in the end
 	posts   int      // that a receiver of webhooks gets; none: it needs no receiver
+	follow  []string // aggregates that clients of a hub follow; none: it has no hub
+	moves   int64    // the last revision of each
 	look    []string // queries whose result is printed
 }
 
 var known = map[string]example{
+	"game": {
+		follow: []string{"game/42", "game/43"}, moves: 6,
+		open: "SELECT count(*) FROM outbox WHERE published_at IS NULL",
+		look: []string{"SELECT id, revision, board FROM games ORDER BY id"},
+	},
 	"lessons": {
 		migrate: []string{"--lessons"},
 		open:    "SELECT count(*) FROM school.outbox WHERE published_at IS NULL",
@@ -126,9 +133,17 @@ func Run(ctx context.Context, program, folder string, out io.Writer) (err error)
 		receiver = startReceiver(r)
 		r.env = append(r.env, "WEBHOOK_URL="+receiver.url, "WEBHOOK_SECRET="+receiver.secret)
 	}
+	var live *hub
+	if e.follow != nil {
+		live = newHub(r, "http://127.0.0.1")
+	}
 	r.execute(db, "schema.sql")
 	r.walpost(append([]string{"migrate"}, e.migrate...)...)
 	relay := r.startRelay()
+	var followers []*follower
+	for _, aggregate := range e.follow {
+		followers = append(followers, live.follow(r, aggregate, e.moves))
+	}
 	r.execute(db, "traffic.sql")
 	if e.open != "" {
 		r.await("every row is published", func() bool {
@@ -143,6 +158,15 @@ func Run(ctx context.Context, program, folder string, out io.Writer) (err error)
 		r.await("the receiver has all", func() bool { return len(receiver.got()) >= e.posts })
 		for _, post := range receiver.got() {
 			r.printf("POST %s", post)
+		}
+	}
+	for _, f := range followers {
+		close(f.comeBack)
+		if err := <-f.ended; err != nil {
+			r.Fatalf("the client of %s: %w", f.aggregate, err)
+		}
+		for _, line := range f.got {
+			r.printf("%s", line)
 		}
 	}
 	for topic := range e.topics {

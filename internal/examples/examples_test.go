@@ -82,3 +82,16 @@ func TestExamples_thoughtsRunsToItsEnd(t *testing.T) {
 		t.Log(text)
 	}
 }
+
+func TestExamples_gameRunsToItsEnd(t *testing.T) {
+	var out bytes.Buffer
+	if err := Run(t.Context(), testprogram.Binary(t), folder("game"), &out); err != nil {
+		t.Fatalf("%v\n%s", err, out.String())
+	}
+	text := out.String()
+	for _, want := range []string{"game/42 is cut off, events go on, it comes back with revision 3", `"aggregate":"game/43","revision":6,`, "[42 6 xoxoxo...]", "stopped clean"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%q is not in\n%s", want, text)
+		}
+	}
+}

@@ -1,6 +1,6 @@
-// Package httpserver runs the HTTP servers of the program: the completions API and the operators' API. It knows no route;
-// what they have in common is how they start, which clients they end, how they stop, and how they tell an error. It must
-// not be imported by a destination, whose servers have rules of their own.
+// Package httpserver runs the HTTP servers of the program: the completions API, the operators' API, and the hubs that
+// clients follow events at. It knows no route; what they have in common is how they start, which clients they end, how they
+// stop, and how they tell an error. A destination that calls servers of others has rules of its own and does not import it.
 package httpserver
 
 import (

@@ -24,6 +24,7 @@ import (
 type Relay interface {
 	Health() relay.Health
 	Progress() relay.Progress
+	Leads() bool
 	// Attempts are the last attempts of all subscribers.
 	Attempts() *relay.Attempts
 	// OpenFor returns the deliveries in hand of the events with an id.
@@ -87,6 +88,7 @@ func New(options Options) *Server {
 	}
 	s.mux.HandleFunc("GET /live", s.live)
 	s.mux.HandleFunc("GET /ready", s.ready)
+	s.mux.HandleFunc("GET /leader", s.leader)
 	s.mux.HandleFunc("GET /progress", s.progress)
 	s.mux.Handle("GET /metrics", promhttp.HandlerFor(options.Registry, promhttp.HandlerOpts{
 		ErrorLog:            slog.NewLogLogger(options.Log.Handler(), slog.LevelWarn),
@@ -137,6 +139,15 @@ func (s *Server) ready(w http.ResponseWriter, r *http.Request) {
 		status = http.StatusServiceUnavailable
 	}
 	httpserver.WriteJSON(w, status, health)
+}
+
+// leader is for load balancers that send clients to the one relay that leads; /ready is 200 on a standby, too.
+func (s *Server) leader(w http.ResponseWriter, _ *http.Request) {
+	status := http.StatusOK
+	if !s.options.Relay.Leads() {
+		status = http.StatusServiceUnavailable
+	}
+	httpserver.WriteJSON(w, status, map[string]bool{"leader": status == http.StatusOK})
 }
 
 func (s *Server) progress(w http.ResponseWriter, r *http.Request) {

@@ -26,10 +26,12 @@ type standing struct {
 	progress relay.Progress
 	attempts *relay.Attempts
 	open     []string // subscribers that have every event of the counter in hand
+	leads    bool
 }
 
 func (s *standing) Health() relay.Health      { return s.health }
 func (s *standing) Progress() relay.Progress  { return s.progress }
+func (s *standing) Leads() bool               { return s.leads }
 func (s *standing) Attempts() *relay.Attempts { return s.attempts }
 
 func (s *standing) OpenFor(string) (open []relay.OpenDelivery) {
@@ -201,5 +203,19 @@ func TestRun_reportsAListenerThatDies(t *testing.T) {
 	listener.Close()
 	if err := serve("127.0.0.1:0", "", stuck()).Run(t.Context(), listener); err == nil {
 		t.Error("a dead listener is no error")
+	}
+}
+
+func TestLeader_isOKAtTheLeaderAloneWithoutAToken(t *testing.T) {
+	of := stuck()
+	server := serve("0.0.0.0:8081", "secret-token", of)
+	for _, of.leads = range []bool{false, true, false} {
+		want := http.StatusServiceUnavailable
+		if of.leads {
+			want = http.StatusOK
+		}
+		if got := get(server, "/leader", "").Code; got != want {
+			t.Errorf("leads %t: got %d, want %d", of.leads, got, want)
+		}
 	}
 }

@@ -96,6 +96,19 @@ func (r *Relay) refreshLanes() {
 	}
 }
 
+// Leads tells whether this relay leads the slot: clients of its hubs are at the right one. A connection that has broken is
+// made again under the same lead; a stop ends it, and so does a lease that is not held.
+func (r *Relay) Leads() bool {
+	if r.current.Load() == nil || !r.lead.leads() {
+		return false
+	}
+	switch r.condition.report().state {
+	case Streaming, Reconnecting, Repairing, Stuck:
+		return true
+	}
+	return false
+}
+
 // Run streams until ctx ends and everything in hand is finished, or the drain is over. It recovers from every loss of
 // Postgres by itself, and returns an error only when a person must act.
 func (r *Relay) Run(ctx context.Context) error {

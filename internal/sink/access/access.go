@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"path/filepath"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/backendstart/walpost/internal/config"
 	"github.com/backendstart/walpost/internal/safefile"
@@ -60,17 +62,9 @@ func (t *TLS) Config(host string) (*tls.Config, error) {
 		}
 	}
 	if t.Cert != "" {
-		certificate, err := safefile.Read(t.Cert, maxPEM)
+		pair, err := readPair(t.Cert, t.Key)
 		if err != nil {
-			return nil, fmt.Errorf("tls.cert: %w", err)
-		}
-		key, err := safefile.Read(t.Key, maxPEM)
-		if err != nil {
-			return nil, fmt.Errorf("tls.key: %w", err)
-		}
-		pair, err := tls.X509KeyPair(certificate, key)
-		if err != nil {
-			return nil, fmt.Errorf("tls.cert: %w", err)
+			return nil, err
 		}
 		c.Certificates = []tls.Certificate{pair}
 	}
@@ -127,4 +121,66 @@ func (s *SASL) SecretTexts() []string {
 		return nil
 	}
 	return []string{s.Password.Reveal(), s.Token.Reveal()}
+}
+
+// ServerTLS is the certificate of a server of ours.
+type ServerTLS struct {
+	// Cert and Key are files with the certificate, the authorities between it and the root behind it, and its key.
+	Cert string `yaml:"cert,omitempty"`
+	Key  string `yaml:"key,omitempty"`
+}
+
+// Check calls fail for each key that is wrong. It reads no file.
+func (t *ServerTLS) Check(fail func(key string, err error)) {
+	if t == nil {
+		return
+	}
+	for _, file := range []struct{ key, path string }{{"tls.cert", t.Cert}, {"tls.key", t.Key}} {
+		if !filepath.IsAbs(file.path) {
+			fail(file.key, fmt.Errorf("%q is no absolute path", file.path))
+		}
+	}
+}
+
+// certificateAge is how long a certificate is used before its files are read again.
+const certificateAge = 10 * time.Second
+
+// Config reads the files with the first connection, and again for one that comes later: certificates are renewed while the
+// program runs. When that fails the last ones stay in use.
+func (t *ServerTLS) Config() *tls.Config {
+	var mu sync.Mutex
+	var read time.Time
+	var known *tls.Certificate
+	return &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if known != nil && time.Since(read) < certificateAge {
+			return known, nil
+		}
+		pair, err := readPair(t.Cert, t.Key)
+		switch {
+		case err == nil:
+			known, read = &pair, time.Now()
+		case known == nil:
+			return nil, err
+		}
+		return known, nil
+	}}
+}
+
+// readPair reads a certificate with its key.
+func readPair(cert, key string) (tls.Certificate, error) {
+	certificate, err := safefile.Read(cert, maxPEM)
+	if err != nil {
+		return tls.Certificate{}, fmt.Errorf("tls.cert: %w", err)
+	}
+	secret, err := safefile.Read(key, maxPEM)
+	if err != nil {
+		return tls.Certificate{}, fmt.Errorf("tls.key: %w", err)
+	}
+	pair, err := tls.X509KeyPair(certificate, secret)
+	if err != nil {
+		return tls.Certificate{}, fmt.Errorf("tls.cert: %w", err)
+	}
+	return pair, nil
 }
