@@ -263,6 +263,10 @@ func (s *session) Dial(network, address string) (net.Conn, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if err := s.life.Err(); err != nil { // it has ended meanwhile, and close has looked already
+		_ = conn.Close()
+		return nil, err
+	}
 	kept := &socket{Conn: conn, session: s}
 	s.sockets[kept] = struct{}{}
 	return kept, nil
