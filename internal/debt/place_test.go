@@ -47,12 +47,12 @@ func TestPlaceMarked_bringsWhatWaitsIntoTheOrderOfItsTable(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			owed, err := store.Waiting(t.Context(), "sub", lane.Query{Limit: 10})
+			page, err := store.Waiting(t.Context(), "sub", lane.Query{Limit: 10})
 			if err != nil {
 				t.Fatal(err)
 			}
 			var order []string
-			for _, o := range owed {
+			for _, o := range page.Owed {
 				order = append(order, o.Event.ID)
 			}
 			want, wantMoved := []string{"e3", "e5", "e1", "e4"}, int64(0)
@@ -62,7 +62,7 @@ func TestPlaceMarked_bringsWhatWaitsIntoTheOrderOfItsTable(t *testing.T) {
 			if !slices.Equal(order, want) || moved != wantMoved {
 				t.Errorf("%d moved, and what waits is %v, want %d and %v", moved, order, wantMoved, want)
 			}
-			last := owed[3].Event
+			last := page.Owed[3].Event
 			if at := (event.Position{Epoch: 2, Commit: 900, Ordinal: 10}); marked != nil && (last.Position != at || last.Bound != 1000) {
 				t.Errorf("the last one stands at %v with bound %v, want %v and 1000", last.Position, last.Bound, at)
 			}

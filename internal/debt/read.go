@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"time"
 
@@ -18,23 +19,37 @@ import (
 )
 
 // Waiting reads waiting deliveries in the order of their positions, whether they are due or not. It
-// returns at least one if there is any; otherwise it stops before the events pass query.Bytes (0 is no
-// limit), so an answer shorter than query.Limit says nothing about what follows.
+// returns at least one if there is any among those that it examines; otherwise it stops before the events pass
+// query.Bytes (0 is no limit), so an answer shorter than query.Limit says nothing about what follows.
 //
-// It stays fast whatever the number of deliveries and of those already paid, as long as query.After
-// moves on: an index entry of a paid delivery stays until vacuum.
+// It costs what it examines, whatever the number of deliveries, of keys that fail or are blocked, and of deliveries
+// already paid, as long as query.After moves on: an index entry of a paid delivery stays until vacuum. Of a key it costs
+// one look into an index for each of its deliveries that it passes, and no memory.
 //
-// It ends before an event whose row is not visible yet, and is an error where that is the first. The number of
-// keys that fail costs it one look into an index for each delivery that it passes, and no memory.
-func (s *Store) Waiting(ctx context.Context, subscriber string, query lane.Query) ([]lane.Owed, error) {
-	var owed []lane.Owed
+// It ends before an event whose row is not visible yet, and is an error where that is the first.
+func (s *Store) Waiting(ctx context.Context, subscriber string, query lane.Query) (lane.WaitingPage, error) {
+	var page lane.WaitingPage
 	err := s.inTx(ctx, func(tx pgx.Tx) error {
-		found, err := collect(tx.Query(ctx, waitingSQL, s.slot, subscriber,
+		page = lane.WaitingPage{}
+		rows, err := tx.Query(ctx, waitingSQL, s.slot, subscriber,
 			query.After.Epoch, query.After.Commit.String(), query.After.Ordinal, query.Without, max(1, query.Limit), query.Bytes,
-			string(query.Order), query.InHand, known(query.Due), s.sources()))
+			string(query.Order), query.InHand, known(query.Due), s.sources(), query.Examine, query.WithoutBlocked)
+		var found []Row
+		var last *event.Event // of those that were examined, where fewer were found than the query asks for
+		if err == nil {
+			found, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (Row, error) {
+				var isLast bool
+				r, err := scanRow(row, &isLast)
+				if isLast {
+					last = r.Event
+				}
+				return r, err
+			})
+		}
 		if err != nil {
 			return fmt.Errorf("read what is owed to %q: %w", subscriber, err)
 		}
+		found = slices.DeleteFunc(found, func(r Row) bool { return r.Event == last })
 		if query.Order == lane.ByKey {
 			// After the rows: what people have changed before these were read is seen now.
 			var change int64
@@ -52,15 +67,25 @@ func (s *Store) Waiting(ctx context.Context, subscriber string, query lane.Query
 		if err != nil {
 			return fmt.Errorf("read what is owed to %q: %w", subscriber, err)
 		}
-		owed = make([]lane.Owed, filled)
-		for i := range owed {
-			owed[i] = found[i].Owed
+		page.Owed = make([]lane.Owed, filled)
+		for i := range page.Owed {
+			page.Owed[i] = found[i].Owed
+			page.Reached = found[i].Event.Position
 		}
+		if last != nil && filled == len(found) {
+			page.Reached = last.Position
+		}
+		page.More = len(found) > 0 || last != nil
 		return nil
 	})
-	return owed, err
+	return page, err
 }
 
+// Three steps, each of which takes no more from the one before than it needs: examined is what the read may pass over,
+// chosen what it leaves of that, page what fits. Where the choice ends before it has found enough, the last row that was
+// examined comes besides, so that the next read goes on behind it. That is one statement, because it has to be one
+// snapshot: what another took away meanwhile would shift it.
+//
 // The keys to leave out are a subquery, because that is hashed: with thousands of them an array would be
 // searched from its start for each row.
 //
@@ -68,11 +93,10 @@ func (s *Store) Waiting(ctx context.Context, subscriber string, query lane.Query
 // memory of keys that were set aside, whatever their number. Epoch + 0 keeps the planner from reading along
 // owed_waiting instead, which can look as good to it and would pass the whole debt for each row.
 const waitingSQL = `
-	SELECT ` + rowColumns + bodyColumns + ` FROM (
+	WITH chosen AS MATERIALIZED (
 		SELECT o.*, row_number() OVER w AS nr, sum(o.size) OVER w AS bytes FROM (
-			SELECT * FROM walpost.owed d
-			WHERE slot = $1 AND subscriber = $2 AND state = 'waiting' AND (copied OR source = ANY ($12::text[]))
-			AND (epoch, commit_lsn, ordinal) > ($3::int, $4::text::pg_lsn, $5::bigint)
+			SELECT * FROM (` + examined + ` LIMIT nullif($13::int, 0)) d
+			WHERE (copied OR source = ANY ($12::text[]))
 			AND key NOT IN (SELECT unnest($6::text[]))
 			AND CASE $9::text
 				WHEN 'none' THEN coalesce(next_attempt <= $11::timestamptz, true)
@@ -84,10 +108,25 @@ const waitingSQL = `
 					     OR (f.epoch + 0, f.commit_lsn, f.ordinal) <= ($3::int, $4::text::pg_lsn, $5::bigint)
 					        AND f.key NOT IN (SELECT unnest($10::text[]))))
 				ELSE true END
+			AND ($14::bool IS NOT TRUE OR NOT EXISTS (
+				SELECT FROM walpost.owed b
+				WHERE b.slot = $1 AND b.subscriber = $2 AND b.key = d.key AND b.state NOT IN ('waiting', 'paid')))
 			ORDER BY epoch, commit_lsn, ordinal LIMIT $7
 		) o WINDOW w AS (ORDER BY o.epoch, o.commit_lsn, o.ordinal ROWS UNBOUNDED PRECEDING)
-	) o WHERE o.nr = 1 OR $8::bigint <= 0 OR o.bytes <= $8
-	ORDER BY o.epoch, o.commit_lsn, o.ordinal`
+	), page AS (
+		SELECT * FROM chosen WHERE nr = 1 OR $8::bigint <= 0 OR bytes <= $8
+	)
+	SELECT ` + rowColumns + bodyColumns + `, false FROM page o
+	UNION ALL
+	(SELECT ` + rowColumns + noBodies + `, true FROM (` + examined + ` OFFSET greatest($13::int, 1) - 1 LIMIT 1) o
+	WHERE $13::int > 0 AND (SELECT count(*) < $7 AND count(*) = (SELECT count(*) FROM page) FROM chosen))`
+
+// examined is what waits behind a position, in its order, whether it is left out or not.
+const examined = `
+	SELECT * FROM walpost.owed w
+	WHERE w.slot = $1 AND w.subscriber = $2 AND w.state = 'waiting'
+	AND (w.epoch, w.commit_lsn, w.ordinal) > ($3::int, $4::text::pg_lsn, $5::bigint)
+	ORDER BY w.epoch, w.commit_lsn, w.ordinal`
 
 // sources are the tables that events can be read from. What is owed by reference to a row of another one waits until its
 // source is back in the configuration, or a person discards it: to the lane it is not there, so that it keeps nothing
@@ -243,9 +282,8 @@ func (s *Store) Commits(ctx context.Context, tx pgx.Tx, epoch int32, events []*e
 	return commits, nil
 }
 
-// Load tells what is owed to a subscriber at the start. The server reads all of its waiting deliveries
-// for it, but no more than maxKeys keys come back.
-func (s *Store) Load(ctx context.Context, subscriber string, secured event.Position, maxKeys int) (lane.Debt, error) {
+// Load tells what is owed to a subscriber at the start. It costs no more than the limit, whatever the debt.
+func (s *Store) Load(ctx context.Context, subscriber string, secured event.Position, limit lane.Limit) (lane.Debt, error) {
 	var debt lane.Debt
 	err := s.inTx(ctx, func(tx pgx.Tx) error {
 		epoch, err := store.SlotEpoch(ctx, tx, s.slot)
@@ -253,10 +291,7 @@ func (s *Store) Load(ctx context.Context, subscriber string, secured event.Posit
 			return err
 		}
 		var bound string
-		err = tx.QueryRow(ctx, `
-			SELECT `+changeSQL+`, `+pausedSQL+`,
-			       `+beyondSQL(lane.StateWaiting)+` OR `+beyondSQL(lane.StateDead)+` OR `+paidBeyondSQL("mark")+` OR `+paidBeyondSQL("NOT mark")+`,
-			       greatest(`+boundSQL(lane.StateWaiting)+`, `+boundSQL(lane.StateDead)+`, `+paidBoundSQL("mark")+`, `+paidBoundSQL("NOT mark")+`, '0/0')::text`,
+		err = tx.QueryRow(ctx, loadSQL,
 			s.slot, subscriber, secured.Epoch, secured.Commit.String(), epoch, secured.Ordinal).Scan(&debt.Change, &debt.Paused, &debt.Beyond, &bound)
 		if err != nil {
 			return err
@@ -265,26 +300,32 @@ func (s *Store) Load(ctx context.Context, subscriber string, secured event.Posit
 			return err
 		}
 		rows, err := tx.Query(ctx, `
-			SELECT key, count(*), coalesce(max(bound) FILTER (WHERE `+ahead+`), '0/0')::text FROM walpost.owed o
-			WHERE slot = $1 AND subscriber = $2 AND state = 'waiting' AND (copied OR source = ANY ($7::text[])) GROUP BY key LIMIT $6`,
-			s.slot, subscriber, secured.Epoch, secured.Commit.String(), epoch, int64(maxKeys)+1, s.sources())
+			SELECT key, count(*) FILTER (WHERE NOT extra), coalesce(max(bound) FILTER (WHERE `+ahead+`), '0/0')::text, bool_or(extra) FROM (
+				SELECT *, row_number() OVER () > $8 AS extra FROM (
+					SELECT * FROM walpost.owed
+					WHERE slot = $1 AND subscriber = $2 AND state = 'waiting'
+					ORDER BY epoch, commit_lsn, ordinal LIMIT $8::bigint + 1) w) o
+			WHERE copied OR source = ANY ($7::text[]) OR extra GROUP BY key LIMIT $6`,
+			s.slot, subscriber, secured.Epoch, secured.Commit.String(), epoch, int64(limit.Keys)+1, s.sources(), int64(limit.Rows))
 		if err != nil {
 			return err
 		}
 		keys, bounds := make(map[string]int), make(map[string]event.LSN)
 		var key string
 		var number int
-		if _, err = pgx.ForEachRow(rows, []any{&key, &number, &bound}, func() error {
+		var extra bool
+		if _, err = pgx.ForEachRow(rows, []any{&key, &number, &bound, &extra}, func() error {
 			keys[key] = number
 			lsn, err := event.ParseLSN(bound)
 			if lsn > 0 {
 				bounds[key] = lsn
 			}
+			debt.More = debt.More || extra
 			return err
 		}); err != nil {
 			return err
 		}
-		if debt.More = len(keys) > maxKeys; !debt.More {
+		if debt.More = debt.More || len(keys) > limit.Keys; !debt.More {
 			debt.Keys, debt.Bounds = keys, bounds
 		}
 		return nil
@@ -295,10 +336,58 @@ func (s *Store) Load(ctx context.Context, subscriber string, secured event.Posit
 	return debt, nil
 }
 
-// Blocked returns the keys that have a dead letter.
-func (s *Store) Blocked(ctx context.Context, subscriber string) ([]string, error) {
-	rows, err := s.pool.Query(ctx, `
-		SELECT DISTINCT key FROM walpost.owed WHERE slot = $1 AND subscriber = $2 AND state = 'dead' ORDER BY key`, s.slot, subscriber)
+// Count counts, by key, the first limit.Rows of the waiting deliveries behind a position, and at most limit.Keys keys
+// and one.
+func (s *Store) Count(ctx context.Context, subscriber string, after event.Position, limit lane.Limit) (lane.Counted, error) {
+	counted := lane.Counted{Keys: make(map[string]int), Reached: after}
+	err := s.inTx(ctx, func(tx pgx.Tx) error {
+		if err := tx.QueryRow(ctx, `SELECT `+changeSQL, s.slot).Scan(&counted.Change); err != nil {
+			return err
+		}
+		// The last one that is counted, if there are so many.
+		var commit string
+		err := tx.QueryRow(ctx, `
+			SELECT w.epoch, w.commit_lsn::text, w.ordinal FROM (`+examined+` OFFSET greatest($6::bigint, 1) - 1 LIMIT 1) w`,
+			s.slot, subscriber, after.Epoch, after.Commit.String(), after.Ordinal, int64(limit.Rows)).
+			Scan(&counted.Reached.Epoch, &commit, &counted.Reached.Ordinal)
+		switch {
+		case errors.Is(err, pgx.ErrNoRows):
+			counted.Reached = event.Position{Epoch: math.MaxInt32}
+		case err != nil:
+			return err
+		default:
+			counted.More = true
+			if counted.Reached.Commit, err = event.ParseLSN(commit); err != nil {
+				return err
+			}
+		}
+		rows, err := tx.Query(ctx, `
+			SELECT key, count(*) FROM (`+examined+`) w
+			WHERE (w.epoch, w.commit_lsn, w.ordinal) <= ($6::int, $7::text::pg_lsn, $8::bigint) AND (copied OR source = ANY ($9::text[]))
+			GROUP BY key LIMIT $10`,
+			s.slot, subscriber, after.Epoch, after.Commit.String(), after.Ordinal,
+			counted.Reached.Epoch, counted.Reached.Commit.String(), counted.Reached.Ordinal, s.sources(), int64(limit.Keys)+1)
+		if err != nil {
+			return err
+		}
+		var key string
+		var number int
+		_, err = pgx.ForEachRow(rows, []any{&key, &number}, func() error {
+			counted.Keys[key] = number
+			return nil
+		})
+		return err
+	})
+	if err != nil {
+		return lane.Counted{}, fmt.Errorf("count what is owed to %q: %w", subscriber, err)
+	}
+	return counted, nil
+}
+
+// Blocked returns the keys that have a dead letter, or of more than limit of them limit and one. It looks each of them up
+// in owed_dead_key, so that it does not read the dead letters.
+func (s *Store) Blocked(ctx context.Context, subscriber string, limit int) ([]string, error) {
+	rows, err := s.pool.Query(ctx, blockedSQL, s.slot, subscriber, int64(limit)+1)
 	if err != nil {
 		return nil, fmt.Errorf("look up the dead letters of %q: %w", subscriber, err)
 	}
@@ -309,29 +398,46 @@ func (s *Store) Blocked(ctx context.Context, subscriber string) ([]string, error
 	return keys, nil
 }
 
+// blockedSQL steps from one key to the next. (https://wiki.postgresql.org/wiki/Loose_indexscan)
+const blockedSQL = `
+	WITH RECURSIVE blocked AS (
+		(SELECT key FROM walpost.owed WHERE slot = $1 AND subscriber = $2 AND state NOT IN ('waiting', 'paid') ORDER BY key LIMIT 1)
+		UNION ALL
+		SELECT n.key FROM blocked b CROSS JOIN LATERAL (
+			SELECT o.key FROM walpost.owed o WHERE o.slot = $1 AND o.subscriber = $2 AND o.state NOT IN ('waiting', 'paid') AND o.key > b.key
+			ORDER BY o.key LIMIT 1) n
+	) SELECT key FROM blocked LIMIT $3`
+
+// loadSQL is what Load learns of the whole debt, by a look into an index for each answer.
+var loadSQL = `
+	SELECT ` + changeSQL + `, ` + pausedSQL + `,
+	       ` + beyondSQL(lane.StateWaiting) + ` OR ` + beyondSQL(lane.StateDead) + ` OR ` + madeUpBeyondSQL + ` OR ` + paidBeyondSQL("mark") + ` OR ` + paidBeyondSQL("NOT mark") + `,
+	       greatest(` + madeUpBoundSQL + `, ` + paidBoundSQL("mark") + `, ` + paidBoundSQL("NOT mark") + `, '0/0')::text`
+
 // changeSQL is the number of the last change by people at slot $1.
 var changeSQL = store.LastChangeSQL("$1")
 
 // pausedSQL tells whether subscriber $2 of slot $1 is paused.
 var pausedSQL = store.PausedSQL("$1", "$2")
 
-// beyondSQL tells whether the stream may still bring a row of that state to a subscriber that is secured up to the
-// position in $3, $4 and $6: the row stands beyond it, or it was read from its table and may have committed beyond it. The
-// two conditions are two EXISTS, so that an index answers the first.
+// beyondSQL and madeUpBeyondSQL tell whether the stream may still bring a row of that state to a subscriber that is
+// secured up to the position in $3, $4 and $6: the row stands beyond it, or it was read from its table and may have
+// committed beyond it. Each has an index.
 func beyondSQL(state lane.State) string {
-	const recorded = `SELECT FROM walpost.owed WHERE slot = $1 AND subscriber = $2 AND state = `
-	return `EXISTS (` + recorded + `'` + string(state) + `' AND (epoch, commit_lsn, ordinal) > ($3::int, $4::text::pg_lsn, $6::bigint))
-		OR EXISTS (` + recorded + `'` + string(state) + `' AND made_up AND (epoch, bound) > ($3::int, $4::text::pg_lsn))`
+	return `EXISTS (SELECT FROM walpost.owed WHERE slot = $1 AND subscriber = $2 AND state = '` + string(state) + `'
+		AND (epoch, commit_lsn, ordinal) > ($3::int, $4::text::pg_lsn, $6::bigint))`
 }
+
+const madeUpBeyondSQL = `EXISTS (SELECT FROM walpost.owed WHERE slot = $1 AND subscriber = $2 AND made_up AND state NOT IN ('paid')
+	AND (epoch, bound) > ($3::int, $4::text::pg_lsn))`
 
 // ahead is true of a delivery, named o, at a made-up position whose event may have committed beyond the position in $3
 // and $4, in the slot's epoch $5. A bound of an earlier epoch has been passed.
 const ahead = `o.made_up AND (o.epoch, o.bound) > ($3::int, $4::text::pg_lsn) AND o.epoch = $5::int`
 
-// boundSQL is the highest bound of what is ahead, in one state, which has an index of its own.
-func boundSQL(state lane.State) string {
-	return `(SELECT max(o.bound) FROM walpost.owed o WHERE o.slot = $1 AND o.subscriber = $2 AND o.state = '` + string(state) + `' AND ` + ahead + `)`
-}
+// madeUpBoundSQL is the highest bound of what is ahead and not paid.
+const madeUpBoundSQL = `(SELECT o.bound FROM walpost.owed o WHERE o.slot = $1 AND o.subscriber = $2 AND o.state NOT IN ('paid')
+	AND ` + ahead + ` ORDER BY o.epoch DESC, o.bound DESC LIMIT 1)`
 
 // paidBeyondSQL is beyondSQL for what is paid, which has an index in the order of the bounds: a position is never beyond
 // its bound. mark tells apart what is still to be marked.

@@ -199,10 +199,11 @@ func TestRedrive_judgesAgainWhatWasTooLarge(t *testing.T) {
 		var read []string
 		var after event.Position
 		for range 3 {
-			owed, err := store.Waiting(t.Context(), "a", lane.Query{After: after, Limit: 100, Bytes: 1 << 20})
+			page, err := store.Waiting(t.Context(), "a", lane.Query{After: after, Limit: 100, Bytes: 1 << 20})
 			if err != nil {
 				t.Fatal(err)
 			}
+			owed := page.Owed
 			read = append(read, ids(owed))
 			after = owed[0].Event.Position
 			if e := owed[0].Event; e.ID != "e3" {

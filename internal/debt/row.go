@@ -43,34 +43,37 @@ func collect(rows pgx.Rows, err error) ([]Row, error) {
 	if err != nil {
 		return nil, err
 	}
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (Row, error) {
-		var (
-			r                            Row
-			e                            event.Event
-			commit, bound, payloadType   string
-			xid                          int64
-			committed, next, first, last *time.Time
-		)
-		err := row.Scan(&r.Subscriber, &r.State, &e.Source, &e.ID, &e.Occurrence, &e.Position.Epoch, &commit, &e.Position.Ordinal, &bound, &e.Type, &e.Key,
-			&e.Row, &xid, &committed, &r.Attempts, &next, &first, &last, &r.Err, &e.Invalid, &e.Lost, &r.Copied,
-			&e.Version, &e.AggregateType, &e.AggregateID, &e.Topic, &e.Revision, &e.OccurredAt, &payloadType, &r.RecordedAt,
-			(*[]byte)(&e.Payload), (*[]byte)(&e.Headers))
-		if err != nil {
-			return Row{}, err
-		}
-		if e.Position.Commit, err = event.ParseLSN(commit); err != nil {
-			return Row{}, err
-		}
-		if e.PayloadType, err = event.ParsePayloadType(payloadType); err != nil {
-			return Row{}, err
-		}
-		e.Bound, err = event.ParseLSN(bound)
-		e.XID, e.CommittedAt = uint32(xid), or(committed)
-		r.NextAttempt, r.FirstFailure, r.LastFailure = or(next), or(first), or(last)
-		r.RecordedAt = r.RecordedAt.UTC()
-		r.Event = &e
-		return r, err
-	})
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (Row, error) { return scanRow(row) })
+}
+
+// scanRow takes a row of rowColumns and bodyColumns apart, and what follows them.
+func scanRow(row pgx.CollectableRow, more ...any) (Row, error) {
+	var (
+		r                            Row
+		e                            event.Event
+		commit, bound, payloadType   string
+		xid                          int64
+		committed, next, first, last *time.Time
+	)
+	err := row.Scan(append([]any{&r.Subscriber, &r.State, &e.Source, &e.ID, &e.Occurrence, &e.Position.Epoch, &commit, &e.Position.Ordinal, &bound,
+		&e.Type, &e.Key, &e.Row, &xid, &committed, &r.Attempts, &next, &first, &last, &r.Err, &e.Invalid, &e.Lost, &r.Copied,
+		&e.Version, &e.AggregateType, &e.AggregateID, &e.Topic, &e.Revision, &e.OccurredAt, &payloadType, &r.RecordedAt,
+		(*[]byte)(&e.Payload), (*[]byte)(&e.Headers)}, more...)...)
+	if err != nil {
+		return Row{}, err
+	}
+	if e.Position.Commit, err = event.ParseLSN(commit); err != nil {
+		return Row{}, err
+	}
+	if e.PayloadType, err = event.ParsePayloadType(payloadType); err != nil {
+		return Row{}, err
+	}
+	e.Bound, err = event.ParseLSN(bound)
+	e.XID, e.CommittedAt = uint32(xid), or(committed)
+	r.NextAttempt, r.FirstFailure, r.LastFailure = or(next), or(first), or(last)
+	r.RecordedAt = r.RecordedAt.UTC()
+	r.Event = &e
+	return r, err
 }
 
 // fill reads the events that are owed by reference. One whose row is gone becomes invalid and says so. It

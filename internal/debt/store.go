@@ -130,9 +130,15 @@ func (s *Store) Lost(ctx context.Context) (map[string]int64, error) {
 
 // AbsentSources counts what waits for a source that is not in the configuration, by subscriber and source.
 func (s *Store) AbsentSources(ctx context.Context) (map[string]map[string]int64, error) {
-	rows, err := s.pool.Query(ctx, `
+	return AbsentSources(ctx, s.pool, s.slot, s.sources())
+}
+
+// AbsentSources counts what waits by reference to a row of another source than those that are named, by subscriber and
+// source.
+func AbsentSources(ctx context.Context, q store.Querier, slot string, sources []string) (map[string]map[string]int64, error) {
+	rows, err := q.Query(ctx, `
 		SELECT subscriber, source, count(*) FROM walpost.owed
-		WHERE slot = $1 AND state = 'waiting' AND NOT (copied OR source = ANY ($2::text[])) GROUP BY 1, 2`, s.slot, s.sources())
+		WHERE slot = $1 AND state = 'waiting' AND NOT (copied OR source = ANY ($2::text[])) GROUP BY 1, 2`, slot, sources)
 	if err != nil {
 		return nil, fmt.Errorf("count what waits for sources that are not configured: %w", err)
 	}

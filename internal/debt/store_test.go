@@ -87,11 +87,11 @@ func pay(t testing.TB, store *debt.Store, subscriber string, secured event.LSN, 
 
 func waiting(t testing.TB, store *debt.Store, subscriber string) []lane.Owed {
 	t.Helper()
-	owed, err := store.Waiting(t.Context(), subscriber, lane.Query{Limit: 1000})
+	page, err := store.Waiting(t.Context(), subscriber, lane.Query{Limit: 1000})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return owed
+	return page.Owed
 }
 
 func subscribe(db *testdb.DB, names ...string) {
@@ -337,7 +337,7 @@ func TestWaiting_leavesOutWhatIsOwedOfASourceThatIsMissing(t *testing.T) {
 	if err != nil || changes.Any || changes.Holds != nil {
 		t.Errorf("changes: %+v, %v, want that nothing waits", changes, err)
 	}
-	loaded, err := store.Load(t.Context(), "sub", event.Position{}, 10)
+	loaded, err := store.Load(t.Context(), "sub", event.Position{}, lane.Limit{Keys: 10, Rows: 10})
 	if err != nil || len(loaded.Keys) != 0 || loaded.More {
 		t.Errorf("loaded %+v, %v, want no key", loaded, err)
 	}
@@ -436,7 +436,7 @@ func TestRecord_inPiecesKeepsEveryDelivery(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want(t, "large ones in 7 MiB", len(got), 2)
+	want(t, "large ones in 7 MiB", len(got.Owed), 2)
 }
 
 func TestRecordWaiting_belongsToTheCallersTransaction(t *testing.T) {
@@ -482,7 +482,7 @@ func TestLookAndLoad_tellThatASubscriberIsPaused(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		load, err := store.Load(t.Context(), "sub", event.Position{}, 1)
+		load, err := store.Load(t.Context(), "sub", event.Position{}, lane.Limit{Keys: 1, Rows: 10})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -35,12 +35,12 @@ func (d *debtReader) refresh(ctx context.Context) error {
 	}
 	l.stats.OwesSince, l.stats.OwesSinceAt = oldest, changes.OldestAt
 	// A person has sent again, added or discarded something; or, by hand, without a note of it.
-	changed := changes.Change != d.change || changes.Any && !d.waiting && len(l.scope.blocked) == 0
+	changed := changes.Change != d.change || changes.Any && !d.waiting && len(l.scope.blocked) == 0 && !l.scope.manyBlocked
 	l.mu.Unlock()
 	if !changed {
 		return nil
 	}
-	debt, err := l.ower.Load(ctx, l.Name(), l.acks.Secured(l.number), maxKeys)
+	debt, err := l.ower.Load(ctx, l.Name(), l.acks.Secured(l.number), readLimit)
 	if err != nil {
 		return fmt.Errorf("learn what is owed: %w", err)
 	}
@@ -91,7 +91,8 @@ func (l *Lane) pauseLocked(why string) {
 }
 
 // refreshBlocked keeps the keys that wait behind a dead letter, and begins a new pass when a person has
-// dealt with one.
+// dealt with one. Of more than maxKeys it keeps none: the subscriber is in debt as a whole, and the reads of the debt
+// leave them out by what is recorded.
 func (d *debtReader) refreshBlocked(ctx context.Context) error {
 	l := d.l
 	if !l.options.BlockKey {
@@ -100,7 +101,7 @@ func (d *debtReader) refreshBlocked(ctx context.Context) error {
 	l.mu.Lock()
 	before := maps.Clone(l.scope.blocked) // one that is added meanwhile is not in the answer
 	l.mu.Unlock()
-	keys, err := l.ower.Blocked(ctx, l.Name())
+	keys, err := l.ower.Blocked(ctx, l.Name(), maxKeys)
 	if err != nil {
 		return fmt.Errorf("ask for blocked keys: %w", err)
 	}
@@ -113,11 +114,32 @@ func (d *debtReader) refreshBlocked(ctx context.Context) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	s := &l.scope
+	if len(now) > maxKeys && l.options.Ordering == ByKey {
+		for key := range before {
+			delete(s.blocked, key)
+		}
+		if !s.manyBlocked {
+			s.manyBlocked = true
+			if !s.mode.whole() {
+				l.oweAllLocked("too many of its keys wait behind dead letters")
+			}
+			for _, q := range l.backlog.keys {
+				l.giveUpLocked(q) // it may be one of them
+			}
+			d.readAgain()
+		}
+		return nil
+	}
+	if s.manyBlocked {
+		s.manyBlocked = false
+		d.readAgain()
+	}
 	for key := range before {
 		if !now[key] {
-			delete(l.scope.blocked, key)
+			delete(s.blocked, key)
 			if l.options.Ordering != None {
-				l.scope.keys[key] = unknown // what waited behind the dead letter goes first
+				l.oweUnknownLocked(key) // what waited behind the dead letter goes first
 			}
 			d.readAgain()
 		}

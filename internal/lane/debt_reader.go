@@ -22,6 +22,9 @@ const (
 	// that between two counts of it.
 	passInterval  = time.Second
 	countInterval = 2 * time.Second
+	// examineRows bounds what one read of the debt passes over: a tenth of a second of the server, between which there
+	// is time for the rest of a round.
+	examineRows = 20_000
 	// roundLimit bounds a round: a network that swallows everything must be noticed before TCP gives up.
 	roundLimit = time.Minute
 	// closeTimeout is how long after its drain a lane may go on to write: less than the relay has, which records
@@ -41,11 +44,8 @@ type debtReader struct {
 
 	refreshedAt time.Time
 	sampledAt   time.Time // when a sample was last read
-	counted     struct {  // when the debt was last counted, and how long that took
-		at   time.Time
-		took time.Duration
-	}
-	warned time.Time
+	count       count
+	warned      time.Time
 }
 
 func newDebtReader(l *Lane) *debtReader {
@@ -60,7 +60,7 @@ func (d *debtReader) readAgain() { d.pass.again, d.waiting = true, true }
 func (d *debtReader) loadDebt(ctx context.Context) error {
 	l := d.l
 	for failures := 1; ; failures++ {
-		debt, err := l.ower.Load(ctx, l.Name(), l.stream.Secured, maxKeys)
+		debt, err := l.ower.Load(ctx, l.Name(), l.stream.Secured, readLimit)
 		if err == nil {
 			l.mu.Lock()
 			d.adoptLocked(debt)

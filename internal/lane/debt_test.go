@@ -27,6 +27,8 @@ type debt struct {
 	changes int64           // by people; guarded by mu
 	marked  map[string]bool // event ids whose rows are published; set before the lane runs
 	named   int             // most keys that a query named; guarded by mu
+	counts  int             // pages of counts; guarded by mu
+	read    int             // rows that Waiting has returned; guarded by mu
 
 	slow time.Duration // how long Known and Record take; set before the lane runs
 }
@@ -61,6 +63,25 @@ func (d *debt) asked() int {
 	return d.named
 }
 
+// readRows is how many rows Waiting has returned.
+func (d *debt) readRows() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.read
+}
+
+// redrive is a person who sends all dead letters again.
+func (d *debt) redrive() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.changes++
+	for _, r := range d.rows {
+		if r.state == lane.StateDead {
+			r.state = lane.StateWaiting
+		}
+	}
+}
+
 // waiting is what is left to pay.
 func (d *debt) waiting() []string {
 	d.mu.Lock()
@@ -82,12 +103,14 @@ func (d *debt) inOrder() []*row {
 	return d.order
 }
 
-func (d *debt) Load(_ context.Context, _ string, secured event.Position, maxKeys int) (lane.Debt, error) {
+func (d *debt) Load(_ context.Context, _ string, secured event.Position, limit lane.Limit) (lane.Debt, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	found := lane.Debt{Keys: make(map[string]int), Bounds: make(map[string]event.LSN), Change: d.changes}
+	waiting := 0
 	for _, r := range d.rows {
 		if r.state == lane.StateWaiting {
+			waiting++
 			found.Keys[r.Event.Key]++
 		}
 		ahead := r.Event.Bound > secured.Commit
@@ -100,10 +123,32 @@ func (d *debt) Load(_ context.Context, _ string, secured event.Position, maxKeys
 			found.Bounds[r.Event.Key] = max(found.Bounds[r.Event.Key], r.Event.Bound)
 		}
 	}
-	if len(found.Keys) > maxKeys {
+	if len(found.Keys) > limit.Keys || waiting > limit.Rows {
 		found.Keys, found.Bounds, found.More = nil, nil, true
 	}
 	return found, nil
+}
+
+func (d *debt) Count(_ context.Context, _ string, after event.Position, limit lane.Limit) (lane.Counted, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	counted := lane.Counted{Keys: make(map[string]int), Reached: after, Change: d.changes}
+	d.counts++
+	rows := 0
+	for _, r := range d.inOrder() {
+		if r.state != lane.StateWaiting || r.Event.Position.Compare(after) <= 0 {
+			continue
+		}
+		if counted.More = rows == limit.Rows; counted.More {
+			break
+		}
+		rows++
+		counted.Reached = r.Event.Position
+		if counted.Keys[r.Event.Key] > 0 || len(counted.Keys) <= limit.Keys {
+			counted.Keys[r.Event.Key]++
+		}
+	}
+	return counted, nil
 }
 
 func (d *debt) FindMarked(_ context.Context, events []*event.Event) (marked []int, err error) {
@@ -148,15 +193,16 @@ func (d *debt) Dead(_ context.Context, _ string, letter lane.Owed) error {
 	return nil
 }
 
-func (d *debt) Waiting(_ context.Context, _ string, query lane.Query) ([]lane.Owed, error) {
+func (d *debt) Waiting(_ context.Context, _ string, query lane.Query) (lane.WaitingPage, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	var page lane.WaitingPage
 	if query.Order == lane.ByKey && query.Change != d.changes {
-		return nil, lane.ErrChanged
+		return page, lane.ErrChanged
 	}
 	d.named = max(d.named, len(query.Without)+len(query.InHand))
-	var found []lane.Owed
 	var bytes int64
+	examined := 0
 	back := make(map[string]bool) // keys that are kept back
 	for _, key := range query.Without {
 		back[key] = true
@@ -164,6 +210,11 @@ func (d *debt) Waiting(_ context.Context, _ string, query lane.Query) ([]lane.Ow
 	inHand := make(map[string]bool)
 	for _, key := range query.InHand {
 		inHand[key] = true
+	}
+	for _, r := range d.inOrder() {
+		if query.WithoutBlocked && r.state == lane.StateDead {
+			back[r.Event.Key] = true
+		}
 	}
 	for _, r := range d.inOrder() {
 		if r.state != lane.StateWaiting {
@@ -175,16 +226,26 @@ func (d *debt) Waiting(_ context.Context, _ string, query lane.Query) ([]lane.Ow
 		if query.Order == lane.ByKey && failed && (late || behind && !inHand[r.Event.Key]) {
 			back[r.Event.Key] = true
 		}
-		switch {
-		case behind, back[r.Event.Key], query.Order == lane.None && late:
+		if behind {
 			continue
-		case len(found) == query.Limit, len(found) > 0 && bytes >= query.Bytes:
-			return found, nil
+		}
+		if page.More = query.Examine > 0 && examined == query.Examine; page.More {
+			return page, nil
+		}
+		examined++
+		switch {
+		case back[r.Event.Key], query.Order == lane.None && late:
+			page.Reached = r.Event.Position
+			continue
+		case len(page.Owed) == query.Limit, len(page.Owed) > 0 && bytes >= query.Bytes:
+			page.More = true
+			return page, nil
 		}
 		bytes += int64(r.Event.Size())
-		found = append(found, r.Owed)
+		page.Owed, page.Reached = append(page.Owed, r.Owed), r.Event.Position
+		d.read++
 	}
-	return found, nil
+	return page, nil
 }
 
 func (d *debt) Sample(_ context.Context, _ string, order lane.Ordering, pick float64) ([]lane.Owed, error) {
@@ -292,7 +353,7 @@ func (d *debt) pause(why string) {
 	d.changes++
 }
 
-func (d *debt) Blocked(context.Context, string) ([]string, error) {
+func (d *debt) Blocked(_ context.Context, _ string, limit int) ([]string, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	var keys []string
@@ -301,5 +362,5 @@ func (d *debt) Blocked(context.Context, string) ([]string, error) {
 			keys = append(keys, r.Event.Key)
 		}
 	}
-	return keys, nil
+	return keys[:min(len(keys), limit+1)], nil
 }

@@ -23,6 +23,7 @@ type partlyFailing struct {
 	fail  func(key string) error // what a bad key answers
 	mu    sync.Mutex             //
 	away  bool                   // guarded by mu
+	well  string                 // a bad key that fails no more; guarded by mu
 	first map[string]time.Time   // attempt of each event; guarded by mu
 	done  map[string]time.Time   // delivery of each event; guarded by mu
 }
@@ -35,7 +36,7 @@ func newPartlyFailing(takes time.Duration) *partlyFailing {
 		if _, tried := p.first[d.ID]; !tried {
 			p.first[d.ID] = time.Now()
 		}
-		fails := p.away || strings.HasPrefix(d.Key, "bad")
+		fails := p.away || strings.HasPrefix(d.Key, "bad") && d.Key != p.well
 		p.mu.Unlock()
 		if fails {
 			time.Sleep(p.takes)
@@ -53,6 +54,12 @@ func (p *partlyFailing) setAway(away bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.away = away
+}
+
+func (p *partlyFailing) recovers(key string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.well = key
 }
 
 // waited is how long after begin an event was first tried, and whether it was delivered then.

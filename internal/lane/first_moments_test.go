@@ -14,11 +14,11 @@ import (
 // attentive is a debt that is not read once its context has ended, as a database is.
 type attentive struct{ *debt }
 
-func (a attentive) Load(ctx context.Context, subscriber string, secured event.Position, maxKeys int) (lane.Debt, error) {
+func (a attentive) Load(ctx context.Context, subscriber string, secured event.Position, limit lane.Limit) (lane.Debt, error) {
 	if ctx.Err() != nil {
 		return lane.Debt{}, ctx.Err()
 	}
-	return a.debt.Load(ctx, subscriber, secured, maxKeys)
+	return a.debt.Load(ctx, subscriber, secured, limit)
 }
 
 // S-135: a stop comes before the lane has learnt what it owes, or looked up what the stream has brought. Nothing was

@@ -58,7 +58,20 @@ func (l *Lane) oweKeyLocked(it *item, state State) {
 	if _, ok := s.keys[key]; ok || state != StateWaiting || s.mode.whole() || l.options.Ordering == None {
 		return
 	}
+	l.oweUnknownLocked(key)
+}
+
+// oweUnknownLocked puts a key in debt of which something is recorded, but it is not known how much.
+func (l *Lane) oweUnknownLocked(key string) {
+	s := &l.scope
+	if s.mode.whole() {
+		return
+	}
 	s.keys[key] = unknown
+	if len(s.keys) > maxKeys {
+		l.oweAllLocked("too much is recorded")
+		return
+	}
 	if q := l.backlog.keys[key]; q != nil {
 		l.moveBehindDebtLocked(q)
 	}
@@ -155,7 +168,7 @@ func (l *Lane) leaveDebtLocked() {
 // everything that is recorded must be in hand.
 func (l *Lane) narrowLocked() {
 	s := &l.scope
-	if s.mode != debtOfAll || s.urgent {
+	if s.mode != debtOfAll || s.urgent || s.manyBlocked {
 		return // what stands behind debt must be recorded first: it is older than what comes now
 	}
 	s.mode.narrow()
@@ -171,7 +184,7 @@ func (l *Lane) narrowLocked() {
 // narrowToLocked makes the debt one of the keys that were counted: how many deliveries of each wait, in hand or not.
 func (l *Lane) narrowToLocked(counts map[string]int) {
 	s := &l.scope
-	if l.breaker.open() || s.urgent || s.mode == debtPaused {
+	if l.breaker.open() || s.urgent || s.mode == debtPaused || s.manyBlocked {
 		return
 	}
 	if s.mode.whole() {
@@ -218,10 +231,7 @@ func (l *Lane) widenLocked(debt Debt) {
 			key = ""
 		case ByKey:
 		}
-		s.keys[key] = unknown
-		if q := l.backlog.keys[key]; q != nil {
-			l.moveBehindDebtLocked(q)
-		}
+		l.oweUnknownLocked(key)
 	}
 	l.abandonOverdueLocked()
 }
@@ -257,4 +267,21 @@ func (l *Lane) giveUpLocked(q *keyQueue) {
 	}
 	q.items = stay
 	l.backlog.releaseEmpty(q)
+}
+
+// giveUpTailLocked is giveUpLocked for what a key has more than its first delivery and so much of its debt. It returns what
+// it has given up.
+func (l *Lane) giveUpTailLocked(q *keyQueue, room int, roomBytes int64) (number int, bytes int64) {
+	stay := q.items[:0:0]
+	for i, it := range q.items {
+		if size := int64(it.ev.Size()); it.fromDebt() {
+			if room, roomBytes = room-1, roomBytes-size; i > 0 && (room < 0 || roomBytes < 0) && !it.origin.giveUpLocked(l, it) {
+				number, bytes = number+1, bytes+size
+				continue
+			}
+		}
+		stay = append(stay, it)
+	}
+	q.items = stay
+	return number, bytes
 }

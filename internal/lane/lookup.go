@@ -83,6 +83,7 @@ func (d *debtReader) lookUp(ctx context.Context, items []*item) (map[*item]Recor
 		}
 		if recorded.MadeUp && recorded.State != StatePaid {
 			added = append(added, items[i].owedLocked())
+			d.count.note(items[i].ev)
 		}
 	}
 	l.mu.Unlock()
@@ -184,6 +185,10 @@ func (d *debtReader) expectLocked(debt Debt) {
 		if bound > passed {
 			d.lookUps.keys[key] = max(d.lookUps.keys[key], bound)
 		}
+	}
+	if len(d.lookUps.keys) > maxKeys {
+		s.unread = true
+		clear(d.lookUps.keys)
 	}
 }
 

@@ -15,16 +15,21 @@ import (
 // another method never concern the same delivery at the same time.
 type Ower interface {
 	// Load tells what is owed to a subscriber at the start. secured is the position up to which the
-	// stream need not look anything up.
-	Load(ctx context.Context, subscriber string, secured event.Position, maxKeys int) (Debt, error)
+	// stream need not look anything up. Of a debt with more than limit.Rows deliveries, or of more than limit.Keys
+	// keys, it tells only that there is more.
+	Load(ctx context.Context, subscriber string, secured event.Position, limit Limit) (Debt, error)
+	// Count counts, by key, the first limit.Rows of the waiting deliveries behind a position, and at most limit.Keys
+	// keys and one.
+	Count(ctx context.Context, subscriber string, after event.Position, limit Limit) (Counted, error)
 	// Record makes deliveries waiting, all or none. One that is recorded already, in whatever state, stays as it
 	// is. But where it stands at a made-up position, because its row was read from its table, it takes the real one.
 	Record(ctx context.Context, subscriber string, owed []Owed) error
 	// Dead records a dead letter, or makes one of a waiting delivery.
 	Dead(ctx context.Context, subscriber string, letter Owed) error
 	// Waiting reads waiting deliveries in the order of their positions. It returns at least one if there
-	// is any that the query asks for. An event whose row is gone comes back as an invalid one that says so.
-	Waiting(ctx context.Context, subscriber string, query Query) ([]Owed, error)
+	// is any that the query asks for, among those that it examines. An event whose row is gone comes back as an
+	// invalid one that says so.
+	Waiting(ctx context.Context, subscriber string, query Query) (WaitingPage, error)
 	// Sample returns the first waiting delivery of a key, picked at random among the keys that are due in
 	// the front of the debt; pick is at least 0 and below 1. Without an ordering by key each delivery is a
 	// key of its own. There is none when nothing is due.
@@ -40,8 +45,8 @@ type Ower interface {
 	Paid(ctx context.Context, subscriber string, paid []Paid, secured event.Position) error
 	// Failed notes failed attempts of waiting deliveries.
 	Failed(ctx context.Context, subscriber string, owed []Owed) error
-	// Blocked returns the keys that have a dead letter.
-	Blocked(ctx context.Context, subscriber string) ([]string, error)
+	// Blocked returns the keys that have a dead letter, or of more than limit of them limit and one.
+	Blocked(ctx context.Context, subscriber string, limit int) ([]string, error)
 	// Unwanted pauses the subscriber on its own word, until a person resumes it.
 	Unwanted(ctx context.Context, subscriber, why string) error
 	// Changes tells what people have changed, and how far the debt reaches back.
@@ -87,8 +92,11 @@ type Paid struct {
 type Query struct {
 	After   event.Position // exclusive
 	Without []string       // keys to leave out
-	Limit   int            // rows
+	Limit   int            // rows to return
+	Examine int            // rows to look at, also of those that are left out; 0 for no bound
 	Bytes   int64          // stop after so much event data
+	// WithoutBlocked leaves out the keys that have a dead letter, whatever their number.
+	WithoutBlocked bool
 
 	// Order says what failed deliveries keep others from being read. ByKey: those of their key. A failed one
 	// behind After keeps back its key, because the caller has set that aside, unless it is among InHand; one
@@ -101,6 +109,31 @@ type Query struct {
 	Change int64
 }
 
+// WaitingPage is what Waiting has read.
+type WaitingPage struct {
+	Owed []Owed
+	// Reached is up to where everything was returned or left out; zero where nothing was examined.
+	Reached event.Position
+	// More tells that something may wait behind Reached.
+	More bool
+}
+
+// Limit bounds what is read of a debt at once.
+type Limit struct {
+	Keys int
+	Rows int
+}
+
+// Counted is what Count found.
+type Counted struct {
+	Keys map[string]int // waiting deliveries by key
+	// Reached is the position of the last one that was counted, and More tells that others follow.
+	Reached event.Position
+	More    bool
+	// Change is Changes.Change of a moment before the deliveries were counted.
+	Change int64
+}
+
 // ErrChanged is the answer of Waiting when the caller has to ask first for what people have changed.
 var ErrChanged = errors.New("what is owed was changed")
 
@@ -108,7 +141,7 @@ var ErrChanged = errors.New("what is owed was changed")
 type Debt struct {
 	// Keys counts the waiting deliveries by key; nil with More.
 	Keys map[string]int
-	// More means that there are more than maxKeys keys.
+	// More means that there is more than was asked for.
 	More bool
 	// Beyond means that something is recorded, in whatever state, beyond the secured position, or of an event that
 	// committed beyond it for all that is known.

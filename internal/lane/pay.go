@@ -43,6 +43,13 @@ func (p *pass) begin(now time.Time, backAgain bool, longest time.Duration) {
 	clear(p.without)
 }
 
+// goOn makes of a pass the next one, which begins where it has ended: nothing waits before that but keys behind their
+// dead letters, and a person who deals with one lets it begin again.
+func (p *pass) goOn(now time.Time) {
+	*p = pass{number: p.number + 1, cursor: p.cursor, without: p.without, unread: true, began: now}
+	clear(p.without)
+}
+
 // leaveOut leaves a key out of the pass.
 func (p *pass) leaveOut(key string) { p.without[key], p.leftOut = true, true }
 
@@ -120,7 +127,7 @@ func (d *debtReader) readWaiting(ctx context.Context) error {
 	l.mu.Unlock()
 
 	began := time.Now()
-	owed, err := l.ower.Waiting(ctx, l.Name(), query)
+	page, err := l.ower.Waiting(ctx, l.Name(), query)
 	d.pass.took += time.Since(began)
 	if errors.Is(err, ErrChanged) {
 		l.Refresh()
@@ -129,7 +136,7 @@ func (d *debtReader) readWaiting(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("read what is owed: %w", err)
 	}
-	if len(owed) == 0 {
+	if len(page.Owed) == 0 && !page.More {
 		d.pass.unread = false
 		return d.endPass(ctx)
 	}
@@ -139,8 +146,8 @@ func (d *debtReader) readWaiting(ctx context.Context) error {
 		return nil
 	}
 	now := time.Now()
-	for _, o := range owed {
-		d.pass.cursor = o.Event.Position
+	d.pass.cursor = page.Reached
+	for _, o := range page.Owed {
 		key := l.options.Ordering.keyOf(o.Event)
 		if s.blocked[key] || d.pass.without[key] {
 			continue // blocked since the query was made; or in hand, where each event is a key
@@ -155,14 +162,12 @@ func (d *debtReader) readWaiting(ctx context.Context) error {
 // queryLocked is the next page of this pass.
 func (d *debtReader) queryLocked(limit int, bytes int64) Query {
 	l := d.l
-	query := Query{After: d.pass.cursor, Limit: limit, Bytes: bytes, Order: l.options.Ordering, Due: d.pass.dueBy, Change: d.change}
+	query := Query{After: d.pass.cursor, Limit: limit, Examine: examineRows, Bytes: bytes, Order: l.options.Ordering, Due: d.pass.dueBy, Change: d.change}
 	if l.options.Ordering != ByKey {
 		return query
 	}
+	query.WithoutBlocked = l.options.BlockKey
 	for key := range d.pass.without {
-		query.Without = append(query.Without, key)
-	}
-	for key := range l.scope.blocked {
 		query.Without = append(query.Without, key)
 	}
 	for key := range d.lookUps.keys {
@@ -240,10 +245,15 @@ func (d *debtReader) setAsideLocked() (number int, bytes int64) {
 	slices.SortFunc(queues, func(a, b *keyQueue) int { return a.due.Compare(b.due) })
 	room, roomBytes := payLimit/4, int64(payBytes/4)
 	for i, q := range queues {
-		n, b := size(q)
-		if i == 0 { // to be tried, however large it is
+		if i == 0 { // to be tried, however large its first delivery is
+			n, b := l.giveUpTailLocked(q, room, roomBytes)
+			if n > 0 {
+				number, bytes = number-n, bytes-b
+				d.pass.leaveOut(q.key) // what follows it is read in the next pass
+			}
 			continue
 		}
+		n, b := size(q)
 		if n <= room && b <= roomBytes {
 			room, roomBytes = room-n, roomBytes-b
 			continue
@@ -266,11 +276,11 @@ func (d *debtReader) endPass(ctx context.Context) error {
 		if inHand > 0 {
 			return d.betweenPasses(ctx)
 		}
-		more, err := l.ower.Waiting(ctx, l.Name(), Query{Limit: 1})
+		more, err := l.ower.Waiting(ctx, l.Name(), Query{Limit: 1, Examine: examineRows})
 		if err != nil {
 			return fmt.Errorf("read what is owed: %w", err)
 		}
-		if len(more) > 0 {
+		if len(more.Owed) > 0 || more.More {
 			return d.betweenPasses(ctx)
 		}
 	}
@@ -285,8 +295,7 @@ func (d *debtReader) endPass(ctx context.Context) error {
 		}
 		d.waiting = false
 		d.refreshedAt = time.Time{} // tell the tracker at once
-		d.beginPassLocked(time.Now())
-		d.pass.dueBy, d.pass.leftOut = time.Time{}, false
+		d.pass.goOn(time.Now())
 	}
 	if !l.breaker.open() {
 		l.narrowLocked()
@@ -309,20 +318,7 @@ func (d *debtReader) betweenPasses(ctx context.Context) error {
 		d.pass.again = true
 		signal(l.readerWake)
 	}
-	if now.Sub(d.counted.at) < max(countInterval, 20*d.counted.took) {
-		return nil
-	}
-	debt, err := l.ower.Load(ctx, l.Name(), l.acks.Secured(l.number), maxKeys)
-	if err != nil {
-		return fmt.Errorf("count what is owed: %w", err)
-	}
-	d.counted.at, d.counted.took = time.Now(), time.Since(now)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if !debt.More && debt.Change == d.change {
-		l.narrowToLocked(debt.Keys)
-	}
-	return nil
+	return d.countKeys(ctx)
 }
 
 // beginPassLocked begins to read from the oldest. What is in hand is not to be read again: what is not under
@@ -355,6 +351,10 @@ func (d *debtReader) readSample(ctx context.Context) error {
 	wanted := l.breaker.open() && l.backlog.sample == nil && !now.Before(l.breaker.nextOther) && now.Sub(d.sampledAt) >= maxProbeGap &&
 		l.options.Ordering != Total && d.waiting && !d.pass.again && l.stage == working && l.scope.mode != debtPaused && !l.scope.unread && !l.liveAtWorkLocked() && !l.scope.mustRecordFirst()
 	l.mu.Unlock()
+	if wanted && len(d.pass.without) >= 2*payLimit { // samples of a long outage; the next pass knows their failures from the debt
+		d.pass.again = true
+		return nil
+	}
 	if !wanted {
 		return nil
 	}

@@ -45,6 +45,9 @@ func (d *debtReader) recordBehindDebt(ctx context.Context) error {
 			return fmt.Errorf("record %s as owed: %w", printable.Count(len(owed), "delivery"), err)
 		}
 		l.acks.Secure(deliveries)
+		for _, o := range owed {
+			d.count.note(o.Event)
+		}
 		d.waiting, d.pass.unread = true, true
 		d.pass.again = d.pass.again || owed[0].Event.Position.Compare(d.pass.cursor) <= 0
 	}

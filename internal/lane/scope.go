@@ -17,6 +17,9 @@ type scope struct {
 	mode    debtMode
 	keys    map[string]int  // with debtByKey: keys in debt and how many recorded deliveries of each wait
 	blocked map[string]bool // keys behind a dead letter, where the subscriber wants that
+	// manyBlocked: more than maxKeys keys are. blocked has only those of the last moment, the debt is one of the whole
+	// subscriber, and what is read from it leaves out such keys.
+	manyBlocked bool
 	// lookUp: an earlier process or a person may have recorded what the stream brings, so it is looked up first.
 	lookUp    bool
 	unchecked []*item // offered while lookUp
@@ -43,6 +46,10 @@ const (
 	// maxKeys is with how many keys in debt the subscriber counts as being in debt as a whole.
 	maxKeys = 1000
 )
+
+// readLimit bounds what is counted of a debt at once. With more the subscriber counts as being in debt as a whole, until
+// a count of all pages has found few keys.
+var readLimit = Limit{Keys: maxKeys, Rows: 50_000}
 
 // unknown is the count of a key of which something is recorded, but it is not known how much: it is in debt
 // until a read finds nothing more.

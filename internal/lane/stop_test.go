@@ -30,7 +30,7 @@ func untroubled() lane.Stream {
 
 type slowToLoad struct{ *debt }
 
-func (slowToLoad) Load(ctx context.Context, _ string, _ event.Position, _ int) (lane.Debt, error) {
+func (slowToLoad) Load(ctx context.Context, _ string, _ event.Position, _ lane.Limit) (lane.Debt, error) {
 	<-ctx.Done()
 	return lane.Debt{}, ctx.Err()
 }

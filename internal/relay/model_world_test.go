@@ -289,12 +289,19 @@ func (m mortal) write(do func() error) error {
 	return err
 }
 
-func (m mortal) Load(ctx context.Context, sub string, secured event.Position, maxKeys int) (lane.Debt, error) {
-	found, err := m.Ower.Load(ctx, sub, secured, maxKeys)
+func (m mortal) Load(ctx context.Context, sub string, secured event.Position, _ lane.Limit) (lane.Debt, error) {
+	found, err := m.Ower.Load(ctx, sub, secured, fewAtOnce)
 	if m.plant.forgetsBound {
 		found.Bound, found.Bounds = 0, nil
 	}
 	return found, err
+}
+
+// fewAtOnce and the rows that a read examines are so small that a debt of a model has many pages.
+var fewAtOnce = lane.Limit{Keys: 5, Rows: 6}
+
+func (m mortal) Count(ctx context.Context, sub string, after event.Position, _ lane.Limit) (lane.Counted, error) {
+	return m.Ower.Count(ctx, sub, after, fewAtOnce)
 }
 
 // Changes tells what holds WAL as the table does: nothing below what is recorded as confirmed.
@@ -343,17 +350,19 @@ func (m mortal) known(e *event.Event) *event.Event {
 	return &copied
 }
 
-func (m mortal) Waiting(ctx context.Context, sub string, q lane.Query) ([]lane.Owed, error) {
+func (m mortal) Waiting(ctx context.Context, sub string, q lane.Query) (lane.WaitingPage, error) {
 	if m.process.dead.Err() != nil {
-		return nil, errDead
+		return lane.WaitingPage{}, errDead
 	}
-	owed, err := m.Ower.Waiting(ctx, sub, q)
+	q.Examine = 4
+	page, err := m.Ower.Waiting(ctx, sub, q)
+	owed := page.Owed
 	if m.plant.readsBackwards && len(owed) > 1 {
 		last := owed[len(owed)-1]
 		slices.Reverse(owed[:len(owed)-1])
 		owed[len(owed)-1] = last // the cursor stays right
 	}
-	return owed, err
+	return page, err
 }
 
 func (m mortal) Paid(ctx context.Context, sub string, paid []lane.Paid, secured event.Position) error {

@@ -238,14 +238,14 @@ func (d smallDebt) Failed(ctx context.Context, sub string, owed []lane.Owed) err
 	return d.Memory.Failed(ctx, sub, owed)
 }
 
-func (d smallDebt) Waiting(ctx context.Context, sub string, q lane.Query) ([]lane.Owed, error) {
-	owed, err := d.Memory.Waiting(ctx, sub, q)
+func (d smallDebt) Waiting(ctx context.Context, sub string, q lane.Query) (lane.WaitingPage, error) {
+	page, err := d.Memory.Waiting(ctx, sub, q)
 	if d.w.scope.plant.paysBeforeReturned {
-		for _, o := range owed {
+		for _, o := range page.Owed {
 			_ = d.Memory.Paid(ctx, sub, []lane.Paid{{Event: o.Event}}, event.Position{})
 		}
 	}
-	return owed, err
+	return page, err
 }
 
 // smallLedger is where the recorder of one life writes.

@@ -20,7 +20,7 @@ import (
 
 // ledger is a subscriber that writes what it is given into a table, and looks in another table for how it
 // is to behave: "ok", "down" (fails always), "hang" (until the deadline), "slow 1s", "refuse KEY" (fails
-// for one key). Both outlive the process, and a test can change the second at any time. The tables are
+// for one key, or with * at its end for all that begin so). Both outlive the process, and a test can change the second at any time. The tables are
 // unlogged, so that they do not add to the WAL that is measured.
 type ledger struct {
 	name string
@@ -68,7 +68,7 @@ func (l *ledger) HandleBatch(ctx context.Context, deliveries []subscriber.Delive
 		}
 	case "refuse":
 		for i, d := range deliveries {
-			if d.Key == argument {
+			if prefix, all := strings.CutSuffix(argument, "*"); d.Key == argument || all && strings.HasPrefix(d.Key, prefix) {
 				refused[i] = errors.New("key refused as told")
 			}
 		}

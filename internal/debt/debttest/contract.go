@@ -55,6 +55,9 @@ func Run(t *testing.T, open func(t *testing.T, events []*event.Event) Debt) {
 		"Load counts by key, up to a number of keys":             loadCounts,
 		"Load tells whether anything is beyond, in any state":    loadTellsBeyond,
 		"Load tells what the stream may bring of what was added": loadTellsWhatTheStreamMayBring,
+		"Waiting examines no more than it was asked for":         waitingExaminesNoMoreThanAsked,
+		"Waiting leaves out the keys of dead letters":            waitingLeavesOutBlockedKeys,
+		"Count gives pages, and Load no more than its limit":     countGivesPages,
 		"Blocked gives the keys of dead letters, each once":      blockedGivesKeys,
 		"Changes tells the oldest":                               changesTellTheOldest,
 		"Unwanted pauses":                                        unwantedPauses,
@@ -209,9 +212,9 @@ func marksWithAttempts(t *testing.T, b *book) {
 
 func (b *book) waiting(query lane.Query) []lane.Owed {
 	b.t.Helper()
-	owed, err := b.ower.Waiting(b.t.Context(), sub, query)
+	page, err := b.ower.Waiting(b.t.Context(), sub, query)
 	b.ok(err)
-	return owed
+	return page.Owed
 }
 
 var all = lane.Query{Limit: 100}
@@ -248,7 +251,7 @@ func (b *book) known(events ...*event.Event) map[int]lane.State {
 
 func (b *book) load(secured event.Position, maxKeys int) lane.Debt {
 	b.t.Helper()
-	debt, err := b.ower.Load(b.t.Context(), sub, secured, maxKeys)
+	debt, err := b.ower.Load(b.t.Context(), sub, secured, lane.Limit{Keys: maxKeys, Rows: 100})
 	b.ok(err)
 	return debt
 }
@@ -614,7 +617,7 @@ func loadTellsWhatTheStreamMayBring(t *testing.T, b *book) {
 func blockedGivesKeys(t *testing.T, b *book) {
 	blocked := func() []string {
 		t.Helper()
-		keys, err := b.ower.Blocked(t.Context(), sub)
+		keys, err := b.ower.Blocked(t.Context(), sub, 1)
 		b.ok(err)
 		return keys
 	}
@@ -626,6 +629,95 @@ func blockedGivesKeys(t *testing.T, b *book) {
 	b.dead(b.events[2])
 	if got, want := blocked(), []string{"a"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
+	}
+	for i, key := range []string{"b", "c"} {
+		letter := *b.events[i+3]
+		letter.Key = key
+		b.dead(&letter)
+	}
+	if got, want := blocked(), []string{"a", "b"}; !slices.Equal(got, want) {
+		t.Errorf("of three keys and a limit of one: got %q, want %q", got, want)
+	}
+}
+
+// What is left out is passed over, and no more of it than was asked for.
+func waitingExaminesNoMoreThanAsked(t *testing.T, b *book) {
+	b.record(b.events...)
+	page := func(query lane.Query) (ids string, reached int, more bool) {
+		t.Helper()
+		page, err := b.ower.Waiting(t.Context(), sub, query)
+		b.ok(err)
+		for _, o := range page.Owed {
+			ids += o.Event.ID
+		}
+		return ids, slices.IndexFunc(b.events, func(e *event.Event) bool { return e.Position == page.Reached }), page.More
+	}
+	size := int64(b.events[0].Size())
+	for _, test := range []struct {
+		query   lane.Query
+		ids     string
+		reached int // by index; -1 for nothing
+		more    bool
+	}{
+		{lane.Query{Limit: 10, Examine: 3, Without: []string{"a", "b"}}, "", 2, true},
+		{lane.Query{Limit: 10, Examine: 3, Without: []string{"a", "b"}, After: b.events[2].Position}, "", 5, true},
+		{lane.Query{Limit: 10, Examine: 3, Without: []string{"a", "b"}, After: b.events[5].Position}, "", -1, false},
+		{lane.Query{Limit: 10, Examine: 4, Without: []string{"a"}}, "e2e4", 3, true},
+		{lane.Query{Limit: 10, Examine: 3, Without: []string{"a"}}, "e2", 2, true},
+		{lane.Query{Limit: 1, Examine: 4}, "e1", 0, true},
+		{lane.Query{Limit: 10, Bytes: size, Examine: 4}, "e1", 0, true},
+		{lane.Query{Limit: 10, Examine: 1}, "e1", 0, true},
+	} {
+		ids, reached, more := page(test.query)
+		// Whether a read that ends with the last one of them says so, or the next one does, is the debt's affair.
+		if atEnd := reached == len(b.events)-1 && !more; ids != test.ids || !atEnd && (reached != test.reached || more != test.more) {
+			t.Errorf("%+v: got %q up to %d, more: %v; want %q, %d, %v", test.query, ids, reached, more, test.ids, test.reached, test.more)
+		}
+	}
+}
+
+func waitingLeavesOutBlockedKeys(t *testing.T, b *book) {
+	b.record(b.events...)
+	b.dead(b.events[2])
+	b.ok(b.ower.Dead(t.Context(), "other", lane.Owed{Event: b.events[1]}))
+	b.wantWaiting(lane.Query{Limit: 10, WithoutBlocked: true}, "e2", "e4", "e6")
+	b.wantWaiting(lane.Query{Limit: 10}, "e1", "e2", "e4", "e5", "e6")
+}
+
+func countGivesPages(t *testing.T, b *book) {
+	b.record(b.events...)
+	b.dead(b.events[3])
+	count := func(after event.Position, limit lane.Limit) lane.Counted {
+		t.Helper()
+		counted, err := b.ower.Count(t.Context(), sub, after, limit)
+		b.ok(err)
+		if counted.Change != b.change() {
+			t.Errorf("change %d, want %d", counted.Change, b.change())
+		}
+		return counted
+	}
+	page := count(event.Position{}, lane.Limit{Keys: 10, Rows: 2})
+	if !maps.Equal(page.Keys, map[string]int{"a": 1, "b": 1}) || page.Reached != b.events[1].Position || !page.More {
+		t.Errorf("the first page: got %+v", page)
+	}
+	page = count(page.Reached, lane.Limit{Keys: 10, Rows: 2})
+	if !maps.Equal(page.Keys, map[string]int{"a": 2}) || page.Reached != b.events[4].Position || !page.More {
+		t.Errorf("the second page: got %+v", page)
+	}
+	page = count(page.Reached, lane.Limit{Keys: 10, Rows: 2})
+	if !maps.Equal(page.Keys, map[string]int{"b": 1}) || page.More {
+		t.Errorf("the last page: got %+v", page)
+	}
+	if page = count(event.Position{}, lane.Limit{Keys: 0, Rows: 10}); len(page.Keys) != 1 {
+		t.Errorf("of no key and one: got %+v", page)
+	}
+	if got := b.load(event.Position{}, 10); got.More || got.Keys["a"] != 3 || got.Keys["b"] != 2 {
+		t.Errorf("load within its limit: got %+v", got)
+	}
+	debt, err := b.ower.Load(t.Context(), sub, event.Position{}, lane.Limit{Keys: 10, Rows: 4})
+	b.ok(err)
+	if !debt.More || debt.Keys != nil {
+		t.Errorf("load of more deliveries than its limit: got %+v", debt)
 	}
 }
 
@@ -659,7 +751,7 @@ func unwantedPauses(t *testing.T, b *book) {
 	for name, want := range map[string]bool{sub: true, "other": false} {
 		look, err := b.ower.Changes(t.Context(), name)
 		b.ok(err)
-		debt, err := b.ower.Load(t.Context(), name, event.Position{}, 10)
+		debt, err := b.ower.Load(t.Context(), name, event.Position{}, lane.Limit{Keys: 10, Rows: 100})
 		b.ok(err)
 		if look.Paused != want || debt.Paused != want {
 			t.Errorf("%s: looks paused %v and loads paused %v, want %v", name, look.Paused, debt.Paused, want)
@@ -686,8 +778,8 @@ func subscribersAreApart(t *testing.T, b *book) {
 	}
 	others, err := b.ower.Waiting(t.Context(), "other", all)
 	b.ok(err)
-	if len(others) != 2 {
-		t.Errorf("of the other subscriber: got %d, want 2", len(others))
+	if len(others.Owed) != 2 {
+		t.Errorf("of the other subscriber: got %d, want 2", len(others.Owed))
 	}
 }
 

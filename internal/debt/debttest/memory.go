@@ -157,13 +157,14 @@ func (m *Memory) Marked(e *event.Event) (attempts int, marked bool) {
 }
 
 // Load implements lane.Ower.
-func (m *Memory) Load(ctx context.Context, subscriber string, secured event.Position, maxKeys int) (lane.Debt, error) {
+func (m *Memory) Load(ctx context.Context, subscriber string, secured event.Position, limit lane.Limit) (lane.Debt, error) {
 	defer m.mu.Unlock()
 	if err := m.begin(ctx); err != nil {
 		return lane.Debt{}, err
 	}
 	a := m.ofLocked(subscriber)
 	debt := lane.Debt{Keys: make(map[string]int), Bounds: make(map[string]event.LSN), Paused: a.paused, Change: m.changes}
+	waiting := 0
 	for _, r := range a.order {
 		bound := event.Position{Epoch: r.Event.Position.Epoch, Commit: r.Event.Bound}
 		ahead := bound.Compare(event.Position{Epoch: secured.Epoch, Commit: secured.Commit}) > 0 && r.Event.Bound != 0
@@ -174,15 +175,41 @@ func (m *Memory) Load(ctx context.Context, subscriber string, secured event.Posi
 		if r.state != lane.StateWaiting {
 			continue
 		}
+		waiting++
 		debt.Keys[r.Event.Key]++
 		if ahead {
 			debt.Bounds[r.Event.Key] = max(debt.Bounds[r.Event.Key], r.Event.Bound)
 		}
 	}
-	if debt.More = len(debt.Keys) > maxKeys; debt.More {
+	if debt.More = len(debt.Keys) > limit.Keys || waiting > limit.Rows; debt.More {
 		debt.Keys, debt.Bounds = nil, nil
 	}
 	return debt, nil
+}
+
+// Count implements lane.Ower.
+func (m *Memory) Count(ctx context.Context, subscriber string, after event.Position, limit lane.Limit) (lane.Counted, error) {
+	defer m.mu.Unlock()
+	if err := m.begin(ctx); err != nil {
+		return lane.Counted{}, err
+	}
+	a := m.ofLocked(subscriber)
+	counted := lane.Counted{Keys: make(map[string]int), Reached: after, Change: m.changes}
+	rows := 0
+	for _, r := range a.order[a.after(after):] {
+		if r.state != lane.StateWaiting {
+			continue
+		}
+		if counted.More = rows == limit.Rows; counted.More {
+			break
+		}
+		rows++
+		counted.Reached = r.Event.Position
+		if counted.Keys[r.Event.Key] > 0 || len(counted.Keys) <= limit.Keys {
+			counted.Keys[r.Event.Key]++
+		}
+	}
+	return counted, nil
 }
 
 // Record implements lane.Ower.
@@ -281,15 +308,15 @@ func (m *Memory) Commits(_ context.Context, _ pgx.Tx, epoch int32, events []*eve
 }
 
 // Waiting implements lane.Ower.
-func (m *Memory) Waiting(ctx context.Context, subscriber string, query lane.Query) ([]lane.Owed, error) {
+func (m *Memory) Waiting(ctx context.Context, subscriber string, query lane.Query) (lane.WaitingPage, error) {
 	defer m.mu.Unlock()
 	if err := m.begin(ctx); err != nil {
-		return nil, err
+		return lane.WaitingPage{}, err
 	}
 	if query.Order == lane.ByKey && query.Change != m.changes {
-		return nil, lane.ErrChanged
+		return lane.WaitingPage{}, lane.ErrChanged
 	}
-	var owed []lane.Owed
+	var page lane.WaitingPage
 	size := int64(0)
 	keptBack := make(map[string]bool) // keys
 	for _, key := range query.Without {
@@ -300,7 +327,12 @@ func (m *Memory) Waiting(ctx context.Context, subscriber string, query lane.Quer
 		inHand[key] = true
 	}
 	a := m.ofLocked(subscriber)
-	first := a.after(query.After)
+	if query.WithoutBlocked {
+		for _, o := range a.in(lane.StateDead) {
+			keptBack[o.Event.Key] = true
+		}
+	}
+	first, examined := a.after(query.After), 0
 	for i, r := range a.order {
 		if r.state != lane.StateWaiting {
 			continue
@@ -309,16 +341,25 @@ func (m *Memory) Waiting(ctx context.Context, subscriber string, query lane.Quer
 		if query.Order == lane.ByKey && !r.FirstFailure.IsZero() && (late || i < first && !inHand[r.Event.Key]) {
 			keptBack[r.Event.Key] = true
 		}
-		if i < first || keptBack[r.Event.Key] || query.Order == lane.None && late {
+		if i < first {
+			continue
+		}
+		if page.More = query.Examine > 0 && examined == query.Examine; page.More {
+			return page, nil
+		}
+		examined++
+		if keptBack[r.Event.Key] || query.Order == lane.None && late {
+			page.Reached = r.Event.Position
 			continue
 		}
 		size += int64(r.Event.Size())
-		if len(owed) > 0 && (len(owed) >= query.Limit || query.Bytes > 0 && size > query.Bytes) {
-			break
+		if len(page.Owed) > 0 && (len(page.Owed) >= query.Limit || query.Bytes > 0 && size > query.Bytes) {
+			page.More = true
+			return page, nil
 		}
-		owed = append(owed, r.Owed)
+		page.Owed, page.Reached = append(page.Owed, r.Owed), r.Event.Position
 	}
-	return owed, nil
+	return page, nil
 }
 
 // Sample implements lane.Ower.
@@ -462,7 +503,7 @@ func (m *Memory) Failed(ctx context.Context, subscriber string, owed []lane.Owed
 }
 
 // Blocked implements lane.Ower.
-func (m *Memory) Blocked(ctx context.Context, subscriber string) ([]string, error) {
+func (m *Memory) Blocked(ctx context.Context, subscriber string, limit int) ([]string, error) {
 	defer m.mu.Unlock()
 	if err := m.begin(ctx); err != nil {
 		return nil, err
@@ -471,7 +512,8 @@ func (m *Memory) Blocked(ctx context.Context, subscriber string) ([]string, erro
 	for _, o := range m.ofLocked(subscriber).in(lane.StateDead) {
 		keys = append(keys, o.Event.Key)
 	}
-	return slices.Compact(slices.Sorted(slices.Values(keys))), nil
+	keys = slices.Compact(slices.Sorted(slices.Values(keys)))
+	return keys[:min(len(keys), limit+1)], nil
 }
 
 // Changes implements lane.Ower.
