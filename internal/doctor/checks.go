@@ -69,6 +69,7 @@ var checks = []check{
 
 	{id: "table-bloat", fine: "the tables of the queue are clean", run: checkTableBloat},
 	{id: "event-types", needs: aRoute, fine: "each type of late has a subscriber, and each pattern of a subscriber a type", costly: true, run: checkEventTypes},
+	{id: "owed-sources", needs: aSchema, fine: "nothing is owed of a source that is not in the configuration", costly: true, run: checkOwedSources},
 	{id: "oldest-unpublished", needs: aTable, fine: "no row has waited for long", costly: true, run: checkOldestUnpublished},
 }
 

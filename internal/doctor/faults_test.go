@@ -107,7 +107,7 @@ func sources(t *testing.T) map[string]string {
 	return found
 }
 
-// S-10, S-68, S-49, S-88, S-89, S-104, S-105, S-171 and S-183, among others.
+// S-10, S-68, S-49, S-88, S-89, S-104, S-105, S-171, S-183 and S-364, among others.
 func TestDoctor_findsEachFaultOfADatabaseAndWhatItPrintsFixesIt(t *testing.T) {
 	t.Parallel()
 	for _, f := range databaseFaults {
@@ -558,6 +558,10 @@ var sourceFaults = []fault{
 				return h.db.Int("SELECT n_dead_tup FROM pg_stat_all_tables WHERE relid = 'outbox'::regclass") > 10_000
 			})
 		}},
+	{name: "has left the configuration", check: "owed-sources", level: doctor.Warning, says: `is owed 2 events of source "games"`, // S-364
+		seed: run(`INSERT INTO walpost.owed (slot, subscriber, source, event_id, occurrence, state, epoch, commit_lsn, ordinal, event_type, key, copied)
+			SELECT '{db}', 'mail', 'games', n, '', 'waiting', 1, '0/8', n, 'x', '', n = 3 FROM generate_series(1, 3) n`),
+		do: run(`DELETE FROM walpost.owed WHERE source = 'games'`)},
 	{name: "has waited for a day", check: "oldest-unpublished", level: doctor.Warning, says: "has waited for 1d",
 		seed: run("INSERT INTO outbox (event_id, event_type, payload, created_at) VALUES ('1', 'x', '{}', now() - interval '1 day')"),
 		do:   (*harness).relay},

@@ -3,6 +3,7 @@ package doctor
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -259,6 +260,29 @@ func checkOldestUnpublished(ctx context.Context, c *checker) ([]Finding, error) 
 			found = append(found, warning(fmt.Sprintf("the oldest unpublished row of %s has waited for %s", relation(table), printable.Age(age)),
 				"no relay runs, or a subscriber has not had the event; only then is a row marked",
 				&Fix{Do: "start the relay, or see with walpost status who is owed, and with walpost deadletters list what waits for a person"}).about(table.Source.Name))
+		}
+	}
+	return found, nil
+}
+
+// checkOwedSources names what is owed by reference to rows of a source that has left the configuration: it is not sent, and
+// every read of the debt passes over it.
+func checkOwedSources(ctx context.Context, c *checker) ([]Finding, error) {
+	sources := make([]string, len(c.Sources))
+	for i, source := range c.Sources {
+		sources[i] = source.Name
+	}
+	absent, err := debt.AbsentSources(ctx, c.tx, c.Slot, sources)
+	if err != nil {
+		return nil, err
+	}
+	var found []Finding
+	for _, subscriber := range slices.Sorted(maps.Keys(absent)) {
+		for _, source := range slices.Sorted(maps.Keys(absent[subscriber])) {
+			found = append(found, warning(fmt.Sprintf("subscriber %q is owed %s of source %q, which is not in the configuration",
+				subscriber, printable.Count(absent[subscriber][source], "event"), source),
+				"they are not sent, and each read of its debt passes over them",
+				&Fix{Do: "put the source back into walpost.yaml, or discard them: walpost owed discard, with --subscriber and --source"}).about(source))
 		}
 	}
 	return found, nil
