@@ -10,6 +10,7 @@ import (
 	"github.com/backendstart/walpost/internal/dispatch"
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/lane"
+	"github.com/backendstart/walpost/internal/subscriber"
 )
 
 // builder makes the parts between reception and confirmation, and starts them.
@@ -39,6 +40,7 @@ func (b *builder) build(s *session, safeMode bool, found *quarantined, stop cont
 	tracker := ack.New(b.Window, len(s.members), s.confirmed)
 	p.tracker = tracker
 	routes := make([]dispatch.Route, len(s.members))
+	told := make([]func(secured, finished event.Position), len(b.Subscriptions))
 	for i, sub := range b.Subscriptions {
 		tracker.AwaitOwes(i) // until the lane has looked, anything may be owed
 		options := sub.Lane
@@ -47,6 +49,9 @@ func (b *builder) build(s *session, safeMode bool, found *quarantined, stop cont
 			target, options = guard.guarding(target, options)
 		}
 		name := sub.Subscriber.Name()
+		if remembers, ok := sub.Subscriber.(subscriber.Rememberer); ok {
+			told[i] = remembers.Recorded
+		}
 		l := lane.New(i, target, options, tracker, b.owed, lane.Stream{
 			Term:      b.fence.Term,
 			MayBegin:  b.lead.mayBegin,
@@ -83,7 +88,7 @@ func (b *builder) build(s *session, safeMode bool, found *quarantined, stop cont
 	p.ledger.use(s.tables)
 	p.recorder = newRecorder(recorderOptions{
 		ledger: p.ledger, tracker: tracker, log: b.Log, metrics: b.metrics, stop: stop,
-		names: b.names(), budget: s.budget, received: b.wal.Received, recorded: s.confirmed,
+		names: b.names(), told: told, budget: s.budget, received: b.wal.Received, recorded: s.confirmed,
 		epoch: s.epoch, horizon: s.horizon,
 	})
 	return p

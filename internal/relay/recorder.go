@@ -63,10 +63,11 @@ type recorderOptions struct {
 	metrics *metrics
 	stop    context.CancelCauseFunc // ends the run when this is not our database, or not ours to write to, any more
 
-	names    []string         // of the subscribers
-	budget   int64            // bytes of WAL that debt may hold
-	received func() event.LSN // end of the WAL, as far as it is known
-	epoch    int32            // of the server that is streamed
+	names    []string                                 // of the subscribers
+	told     []func(secured, finished event.Position) // what they want to hear when their position is recorded; nil for those who do not
+	budget   int64                                    // bytes of WAL that debt may hold
+	received func() event.LSN                         // end of the WAL, as far as it is known
+	epoch    int32                                    // of the server that is streamed
 
 	recorded event.LSN // what walpost.slots has; then owned by run
 	horizon  event.LSN // end of the WAL when this leader began: below it lies what has gathered before
@@ -177,6 +178,7 @@ func (r *recorder) record(ctx context.Context, last bool) {
 		if err == nil {
 			if at != nil {
 				r.positionsAt, r.dirty = time.Now(), false
+				r.tellSubscribers(at)
 			}
 			r.recorded, r.recordedAt = confirm, time.Now()
 			r.tracker.Recorded(settled, confirm)
@@ -202,6 +204,15 @@ func (r *recorder) record(ctx context.Context, last bool) {
 		}
 		r.metrics.failures.Inc()
 		pause(ctx, wait)
+	}
+}
+
+// tellSubscribers tells those who keep in mind what they have delivered that they need not any more.
+func (r *recorder) tellSubscribers(at *positions) {
+	for i, tell := range r.told {
+		if tell != nil {
+			tell(at.secured[i], at.finished[i])
+		}
 	}
 }
 

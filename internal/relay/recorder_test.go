@@ -2,6 +2,8 @@ package relay
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"sync"
@@ -181,5 +183,32 @@ func TestRecorder_writesPositionsMoreOftenWhileItIsYoung(t *testing.T) {
 		}
 		stop()
 		<-ended
+	})
+}
+
+// S-372: a subscriber that keeps in mind what it has delivered hears what is recorded, and nothing before that.
+func TestRecorder_tellsASubscriberWhatIsRecorded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tracker := ack.New(ack.Window{Events: 10, Bytes: 1 << 20}, 2, 8)
+		tracker.Owes(0, nil, nil)
+		owed := event.Position{Epoch: 1, Commit: 8, Ordinal: 1}
+		tracker.Owes(1, &owed, &owed)
+		ledger := &refusing{why: errors.New("the disk is full")}
+		var heard []string
+		r := newRecorder(recorderOptions{
+			ledger: ledger, tracker: tracker, log: slog.New(slog.DiscardHandler), metrics: newMetrics(prometheus.NewRegistry(), prometheus.NewRegistry()),
+			names: []string{"deaf", "remembers"}, budget: Unlimited, received: func() event.LSN { return 32 }, recorded: 8,
+			told: []func(secured, finished event.Position){nil, func(secured, finished event.Position) {
+				heard = append(heard, fmt.Sprintf("%d writes, secured %v, finished %v", len(ledger.positions()), secured, finished))
+			}},
+		})
+		tracker.Begin(16)
+		tracker.Add(&event.Event{ID: "e", Position: event.Position{Epoch: 1, Commit: 16}}, nil, false)
+		tracker.Commit(24)
+		r.record(t.Context(), true)
+		want := fmt.Sprintf("1 writes, secured %v, finished %v", event.Position{Epoch: 1, Commit: 16}, event.Position{Epoch: 1, Commit: 8})
+		if len(heard) != 1 || heard[0] != want {
+			t.Errorf("heard %q, want %q once", heard, want)
+		}
 	})
 }

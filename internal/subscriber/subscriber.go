@@ -85,6 +85,16 @@ type Pipeline interface {
 	Abort(ctx context.Context) error
 }
 
+// A Rememberer keeps in mind what it has delivered, so that nothing reaches its destination twice although a process was
+// killed. It forgets that when the database has it too.
+type Rememberer interface {
+	Subscriber
+	// Recorded tells that the stream brings nothing up to secured to the subscriber again, under whatever leadership, and that
+	// nothing up to finished is owed to it either. It is called about once a second while deliveries end, by one goroutine,
+	// and must be quick.
+	Recorded(secured, finished event.Position)
+}
+
 // A Prober can tell whether its destination would take events, without sending one: reachable, there, with rights. It is
 // asked by people, through walpost doctor, and by no delivery. A subscriber that keeps connections or files is an
 // io.Closer as well: it is made once in a process, outlives each rebuild of the pipeline, and is closed when the lanes have

@@ -84,7 +84,7 @@ func (k *Kafka) fillDebezium(r *kgo.Record, d subscriber.Delivery) error {
 		r.Headers = append(r.Headers, h)
 	}
 	r.Headers = append(r.Headers, header("walpost-position", d.Position.String()))
-	r.Headers = appendAttempt(r.Headers, d)
+	k.appendAttempt(r, d)
 	return nil
 }
 

@@ -5,7 +5,10 @@
 //
 //	kafka.go        the subscriber: Send, Abort, Probe in probe.go
 //	session.go      a client with what it has in hand
-//	transaction.go  exactly_once
+//	transaction.go  exactly_once: one transaction after the other
+//	readback.go     what was committed and may come again, found at the begin of a session
+//	trail.go        from where that has to be read
+//	identity.go     by what it is known
 //	record.go       an event as a record; debezium.go as Debezium makes it
 //	answer.go       what an answer means
 package kafka
@@ -111,7 +114,7 @@ func (k *Kafka) Handle(ctx context.Context, d subscriber.Delivery) error {
 func (k *Kafka) Send(ctx context.Context, deliveries []subscriber.Delivery, done func(int, error)) {
 	k.use.RLock()
 	defer k.use.RUnlock()
-	c := &call{kafka: k, ctx: ctx, done: done}
+	c := &call{kafka: k, ctx: ctx, done: done, begun: time.Now()}
 	s, err := k.session()
 	if err != nil {
 		err = subscriber.Away(k.masked(err))
@@ -212,6 +215,7 @@ type call struct {
 	kafka *Kafka
 	ctx   context.Context // of the leadership; a call ends with it
 	done  func(int, error)
+	begun time.Time
 
 	// patient ends the wait of the records that are not on their way; stopWaiting when all are reported.
 	patient     context.Context
@@ -229,6 +233,8 @@ type sending struct {
 	index   int
 	key     string
 	record  record
+
+	delivery *subscriber.Delivery
 }
 
 // report ends a delivery.
@@ -269,7 +275,8 @@ func (c *call) prepare(s *session, deliveries []subscriber.Delivery) []*sending 
 	k := c.kafka
 	var all []*sending
 	topics := map[string]error{}
-	for i, d := range deliveries {
+	for i := range deliveries {
+		d := deliveries[i]
 		if c.ctx.Err() != nil {
 			c.report(i, d.Key, context.Cause(c.ctx))
 			continue
@@ -296,7 +303,7 @@ func (c *call) prepare(s *session, deliveries []subscriber.Delivery) []*sending 
 			c.report(i, d.Key, err)
 			continue
 		}
-		all = append(all, &sending{call: c, session: s, index: i, key: d.Key, record: r})
+		all = append(all, &sending{call: c, session: s, index: i, key: d.Key, record: r, delivery: &deliveries[i]})
 	}
 	return all
 }

@@ -24,10 +24,15 @@ func (k *Kafka) Probe(ctx context.Context) error {
 	}
 	defer client.Close()
 	topic, fixed := k.topic.Fixed()
-	return k.masked(probe(ctx, client, topic, fixed))
+	group := ""
+	if k.ExactlyOnce {
+		group = k.transactionalID()
+	}
+	return k.masked(probe(ctx, client, topic, fixed, group))
 }
 
-func probe(ctx context.Context, client *kgo.Client, topic string, fixed bool) error {
+// probe asks for the topic, where it is fixed, and for the group whose offsets are read back with exactly_once, "" without.
+func probe(ctx context.Context, client *kgo.Client, topic string, fixed bool, group string) error {
 	request := kmsg.NewPtrMetadataRequest()
 	request.Topics = []kmsg.MetadataRequestTopic{}
 	if fixed {
@@ -39,6 +44,12 @@ func probe(ctx context.Context, client *kgo.Client, topic string, fixed bool) er
 	answer, err := request.RequestWith(ctx, client)
 	if err != nil {
 		return fmt.Errorf("ask the brokers: %w", err)
+	}
+	if group != "" {
+		_, err := kadm.NewClient(client).FetchOffsets(ctx, group)
+		if err != nil && !errors.Is(err, kerr.GroupIDNotFound) {
+			return fmt.Errorf("offsets of group %s: %w", group, err)
+		}
 	}
 	if !fixed {
 		return nil // which topics there will be the events say
@@ -53,6 +64,8 @@ func probe(ctx context.Context, client *kgo.Client, topic string, fixed bool) er
 	const notAsked = -1 << 31 // by a broker older than 2.3
 	if rights := of.AuthorizedOperations; rights != notAsked && !slices.Contains(kadm.DecodeACLOperations(rights), kmsg.ACLOperationWrite) {
 		return fmt.Errorf("topic %s: no right to write", topic)
+	} else if rights != notAsked && group != "" && !slices.Contains(kadm.DecodeACLOperations(rights), kmsg.ACLOperationRead) {
+		return fmt.Errorf("topic %s: no right to read, which exactly_once needs", topic)
 	}
 	for _, partition := range of.Partitions {
 		if partition.Leader < 0 {

@@ -48,7 +48,7 @@ func (k *Kafka) recordOf(d subscriber.Delivery) (*kgo.Record, error) {
 	for _, own := range k.Envelope.Headers(d.Event) {
 		r.Headers = append(r.Headers, header(own[0], own[1]))
 	}
-	r.Headers = appendAttempt(r.Headers, d)
+	k.appendAttempt(r, d)
 	for _, configured := range k.headers {
 		value, err := configured.template.NameOf(d.Event)
 		if err != nil {
@@ -61,13 +61,14 @@ func (k *Kafka) recordOf(d subscriber.Delivery) (*kgo.Record, error) {
 	return r, nil
 }
 
-// appendAttempt appends what differs from attempt to attempt.
-func appendAttempt(headers []kgo.RecordHeader, d subscriber.Delivery) []kgo.RecordHeader {
-	headers = append(headers, header("walpost-attempt", strconv.Itoa(d.Attempt)), header("walpost-term", strconv.FormatInt(d.Term, 10)))
+// appendAttempt appends what is about the attempt and not about the event, and what is read back.
+func (k *Kafka) appendAttempt(r *kgo.Record, d subscriber.Delivery) {
+	r.Headers = append(r.Headers, header("walpost-attempt", strconv.Itoa(d.Attempt)), header("walpost-term", strconv.FormatInt(d.Term, 10)))
 	if d.Replay {
-		headers = append(headers, header("walpost-replay", "true"))
+		r.Headers = append(r.Headers, header("walpost-replay", "true"))
+	} else if k.ExactlyOnce {
+		r.Headers = append(r.Headers, headerOf(&d, r.Topic))
 	}
-	return headers
 }
 
 var contentTypes = map[event.PayloadType]string{

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -24,8 +25,14 @@ type session struct {
 
 	held int // by Sends under way and by records that are not reported; guarded by kafka.mu
 
-	turn   chan struct{} // holds one token while no transaction is under way
-	fenced bool          // another has our transactional id; owned by who holds the token
+	turn   chan struct{}         // holds one token while no transaction is under way
+	fenced bool                  // another has our transactional id; owned by who holds the token
+	begun  bool                  // begin has ended well; owned by who holds the token
+	seen   map[identity]struct{} // committed before this session and perhaps coming again; owned by who holds the token
+
+	trail    *trail
+	noting   sync.Mutex  // held while places are noted, so that a later one is not overwritten
+	resolved atomic.Bool // nothing in seen can come again
 
 	mu      sync.Mutex
 	single  *kgo.Client // of records that go alone, nil until the first; guarded by mu
@@ -35,7 +42,7 @@ type session struct {
 }
 
 func newSession(k *Kafka) (*session, error) {
-	s := &session{kafka: k, turn: make(chan struct{}, 1)}
+	s := &session{kafka: k, turn: make(chan struct{}, 1), seen: map[identity]struct{}{}, trail: newTrail()}
 	s.turn <- struct{}{}
 	s.ended, s.stop = context.WithCancel(context.Background())
 	more := []kgo.Opt{kgo.ProducerBatchMaxBytesFn(func(topic string) int32 { return clientLimit(k.limits.of(topic)) })}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -28,6 +29,9 @@ func (s *session) transact(c *call, all []*sending) {
 		}
 		return
 	}
+	if all = s.unsent(ctx, c, all); len(all) == 0 {
+		return
+	}
 	errs, rolledBack := s.once(ctx, all)
 	for i, x := range all {
 		switch {
@@ -40,9 +44,58 @@ func (s *session) transact(c *call, all []*sending) {
 			err, _ := s.once(ctx, all[i:i+1])
 			x.report(x.index, x.key, s.kafka.judge(c.ctx, x.record, err[0]))
 		case errs[i] == nil && rolledBack != nil:
-			x.report(x.index, x.key, subscriber.Away(s.kafka.masked(fmt.Errorf("rolled back with another record of its transaction: %w", rolledBack))))
+			x.report(x.index, x.key, subscriber.Away(s.kafka.masked(fmt.Errorf("its transaction was rolled back: %w", rolledBack))))
 		default:
 			x.report(x.index, x.key, s.kafka.judge(c.ctx, x.record, errs[i]))
+		}
+	}
+}
+
+// unsent are those that are to be sent. The others are reported: they are committed already.
+func (s *session) unsent(ctx context.Context, c *call, all []*sending) (rest []*sending) {
+	fail := func(err error) []*sending {
+		for _, x := range all {
+			x.report(x.index, x.key, s.kafka.judge(c.ctx, x.record, err))
+		}
+		return nil
+	}
+	switch {
+	case s.fenced:
+		return fail(fmt.Errorf("transactional id %s: %w", s.kafka.transactionalID(), subscriber.ErrOldTerm))
+	case s.ended.Err() != nil:
+		return fail(kgo.ErrAborting)
+	}
+	if err := s.begin(ctx); err != nil {
+		s.replace(err)
+		return fail(err)
+	}
+	if s.trail.full() {
+		return fail(fmt.Errorf("%d events are committed in Kafka and not recorded in Postgres", maxTrail))
+	}
+	if s.resolved.Swap(false) {
+		clear(s.seen)
+	}
+	if len(s.seen) == 0 {
+		return all
+	}
+	for _, x := range all {
+		if s.isCommitted(x) {
+			x.report(x.index, x.key, nil)
+			continue
+		}
+		rest = append(rest, x)
+	}
+	return rest
+}
+
+// noteCommitted notes what has just been committed. Of a call that took longer than it may, the lane may have recorded events
+// as owed meanwhile, and then it does not listen to our report: they come again.
+func (s *session) noteCommitted(all []*sending, records []sent) {
+	late := time.Since(all[0].begun) >= s.kafka.Timeout
+	s.trail.add(records, late, time.Now())
+	if late && len(s.seen) < maxTrail {
+		for _, x := range all {
+			s.seen[identityOf(x.delivery.Identity(), x.record.Topic)] = struct{}{}
 		}
 	}
 }
@@ -65,10 +118,12 @@ func (s *session) once(ctx context.Context, all []*sending) (errs []error, rolle
 		return fail(err)
 	}
 	reported := make(chan struct{}, len(all))
+	records := make([]sent, len(all))
 	for i, x := range all {
 		again := *x.record
-		s.client.Produce(ctx, &again, func(_ *kgo.Record, err error) {
+		s.client.Produce(ctx, &again, func(r *kgo.Record, err error) {
 			errs[i] = err
+			records[i] = sent{partition{r.Topic, r.Partition}, r.Offset, x.delivery.Position.String(), x.delivery.Owed}
 			reported <- struct{}{}
 		})
 	}
@@ -82,12 +137,18 @@ func (s *session) once(ctx context.Context, all []*sending) (errs []error, rolle
 		<-reported
 	}
 	if rolledBack = firstOf(errs); rolledBack == nil {
+		if rolledBack = s.readRest(ctx, all, records); rolledBack == nil {
+			rolledBack = s.noteFor(ctx, records)
+		}
+	}
+	if rolledBack == nil {
 		// Without an answer it is not known whether it counts, and the brokers take no other transaction: there is nothing
 		// to do but to wait for it.
 		if err := s.client.EndTransaction(ctx, kgo.TryCommit); err != nil {
 			s.replace(err)
 			return fail(err)
 		}
+		s.noteCommitted(all, records)
 		return errs, nil
 	}
 	if errors.Is(rolledBack, kgo.ErrClientClosed) && ctx.Err() == nil {

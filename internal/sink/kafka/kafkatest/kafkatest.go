@@ -1,5 +1,5 @@
-// Package kafkatest starts a real Kafka broker for tests: one node in KRaft mode, from the jars that Maven has, in a
-// process of its own with a small heap. It is for tests only. Without Java and Maven a test fails and says how to get them.
+// Package kafkatest starts real Kafka brokers for tests: one node in KRaft mode, or a cluster of some (cluster.go), from the
+// jars that Maven has, each in a process of its own with a small heap. It is for tests only. Without Java and Maven a test fails and says how to get them.
 package kafkatest
 
 import (
@@ -39,7 +39,7 @@ type T interface {
 }
 
 // patience is how long a broker may take to start.
-const patience = 2 * time.Minute
+const patience = 5 * time.Minute
 
 // Broker is one server. It survives Stop and Start with its data.
 type Broker struct {
@@ -48,6 +48,8 @@ type Broker struct {
 	ports  []int // plain, controller, SASL, TLS
 	pair   *Pair
 	extra  []string
+	node   int           // from 1
+	all    []*Broker     // of the cluster, with this one
 	cmd    *exec.Cmd     // nil while it is down
 	ended  chan struct{} // closed when the process has ended
 	admin  *kadm.Client
@@ -57,7 +59,13 @@ type Broker struct {
 // Start starts a broker, which ends with the test. settings are further lines of server.properties.
 func Start(t T, settings ...string) *Broker {
 	t.Helper()
-	b := &Broker{folder: t.TempDir(), jars: Jars(t, "kafka-"+Version, Dependency{"org.apache.kafka", "kafka_2.13", Version}), pair: NewPair(t), extra: settings}
+	return StartCluster(t, 1, settings...).Brokers[0]
+}
+
+// prepare makes the folder of a broker, and finds ports for it.
+func prepare(t T, node int, settings []string) *Broker {
+	t.Helper()
+	b := &Broker{node: node, folder: t.TempDir(), jars: Jars(t, "kafka-"+Version, Dependency{"org.apache.kafka", "kafka_2.13", Version}), pair: NewPair(t), extra: settings}
 	var listeners []net.Listener
 	for range 4 {
 		listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -70,15 +78,24 @@ func Start(t T, settings ...string) *Broker {
 	for _, listener := range listeners {
 		_ = listener.Close()
 	}
+	return b
+}
+
+// format writes the configuration and makes the storage.
+func (b *Broker) format(t T) {
+	t.Helper()
 	if err := os.WriteFile(b.path("server.properties"), []byte(b.properties()), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	const id = "d2FscG9zdC10ZXN0cy0wMQ" // 16 bytes in base64, as the tool wants it
-	format := b.java("kafka.tools.StorageTool", "format", "-t", id, "-c", b.path("server.properties"), "--standalone")
-	if output, err := format.CombinedOutput(); err != nil {
+	if output, err := b.java("kafka.tools.StorageTool", "format", "-t", id, "-c", b.path("server.properties")).CombinedOutput(); err != nil {
 		t.Fatalf("format the storage of Kafka: %v\n%s", err, output)
 	}
-	b.Up(t)
+}
+
+// connect makes the clients of the test, and ends what is there with it.
+func (b *Broker) connect(t T) {
+	t.Helper()
 	t.Cleanup(func() {
 		b.client.Close()
 		if b.cmd != nil {
@@ -87,28 +104,43 @@ func Start(t T, settings ...string) *Broker {
 			<-b.ended
 		}
 	})
-	client, err := kgo.NewClient(kgo.SeedBrokers(b.Address()))
+	client, err := kgo.NewClient(kgo.SeedBrokers(b.seeds()...))
 	if err != nil {
 		t.Fatal(err)
 	}
 	b.client, b.admin = client, kadm.NewClient(client)
-	return b
+}
+
+// seeds are the addresses of all brokers.
+func (b *Broker) seeds() (addresses []string) {
+	for _, other := range b.all {
+		addresses = append(addresses, other.Address())
+	}
+	return addresses
 }
 
 func (b *Broker) path(name string) string { return filepath.Join(b.folder, name) }
 
 func (b *Broker) properties() string {
+	roles, controller := "broker", ""
+	var voters []string
+	for _, other := range b.controllers() {
+		voters = append(voters, fmt.Sprintf("%d@127.0.0.1:%d", other.node, other.ports[1]))
+		if other == b {
+			roles, controller = "broker,controller", fmt.Sprintf(",CONTROLLER://127.0.0.1:%d", b.ports[1])
+		}
+	}
+	replicas, inSync := len(b.all), max(1, len(b.all)-1)
 	lines := []string{
-		"process.roles=broker,controller", "node.id=1",
-		fmt.Sprintf("controller.quorum.bootstrap.servers=127.0.0.1:%d", b.ports[1]),
-		fmt.Sprintf("listeners=PLAINTEXT://127.0.0.1:%d,CONTROLLER://127.0.0.1:%d,AUTH://127.0.0.1:%d,SECURE://127.0.0.1:%d", b.ports[0], b.ports[1], b.ports[2], b.ports[3]),
+		"process.roles=" + roles, fmt.Sprintf("node.id=%d", b.node), "controller.quorum.voters=" + strings.Join(voters, ","),
+		fmt.Sprintf("listeners=PLAINTEXT://127.0.0.1:%d,AUTH://127.0.0.1:%d,SECURE://127.0.0.1:%d%s", b.ports[0], b.ports[2], b.ports[3], controller),
 		fmt.Sprintf("advertised.listeners=PLAINTEXT://127.0.0.1:%d,AUTH://127.0.0.1:%d,SECURE://127.0.0.1:%d", b.ports[0], b.ports[2], b.ports[3]),
 		"inter.broker.listener.name=PLAINTEXT", "controller.listener.names=CONTROLLER",
 		"listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,AUTH:SASL_PLAINTEXT,SECURE:SSL",
 		"log.dirs=" + b.path("data"),
-		"offsets.topic.replication.factor=1", "transaction.state.log.replication.factor=1", "transaction.state.log.min.isr=1",
-		"offsets.topic.num.partitions=1", "transaction.state.log.num.partitions=1", "share.coordinator.state.topic.replication.factor=1",
-		"share.coordinator.state.topic.min.isr=1", "group.initial.rebalance.delay.ms=0",
+		fmt.Sprintf("offsets.topic.replication.factor=%d", replicas), fmt.Sprintf("transaction.state.log.replication.factor=%d", replicas),
+		fmt.Sprintf("transaction.state.log.min.isr=%d", inSync), "offsets.topic.num.partitions=1", "transaction.state.log.num.partitions=1",
+		"share.coordinator.state.topic.replication.factor=1", "share.coordinator.state.topic.min.isr=1", "group.initial.rebalance.delay.ms=0",
 		"broker.session.timeout.ms=1000", "broker.heartbeat.interval.ms=200", // a killed one is back at once
 		"auto.create.topics.enable=true", // a client that lets topics be made would show
 		"num.network.threads=2", "num.io.threads=2", "num.partitions=1", "background.threads=2",
@@ -136,6 +168,12 @@ func (b *Broker) java(class string, args ...string) *exec.Cmd {
 // Up starts the broker again, with what it had, and waits until it answers.
 func (b *Broker) Up(t T) {
 	t.Helper()
+	b.start(t)
+	b.awaitAnswer(t)
+}
+
+func (b *Broker) start(t T) {
+	t.Helper()
 	b.pair.Write(t, b.folder)
 	log, err := os.OpenFile(b.path("broker.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -150,9 +188,13 @@ func (b *Broker) Up(t T) {
 	cmd, ended := b.cmd, make(chan struct{})
 	b.ended = ended
 	go func() { defer close(ended); _ = cmd.Wait() }()
+}
+
+func (b *Broker) awaitAnswer(t T) {
+	t.Helper()
 	for begun := time.Now(); ; time.Sleep(50 * time.Millisecond) {
 		select {
-		case <-ended:
+		case <-b.ended:
 			b.cmd = nil
 			t.Fatalf("the broker ended\n%s", b.log())
 		default:
@@ -236,10 +278,15 @@ func (b *Broker) Topic(t T, name string, partitions int, settings ...string) {
 	for i := 0; i < len(settings); i += 2 {
 		configs[settings[i]] = &settings[i+1]
 	}
-	made, err := b.admin.CreateTopic(t.Context(), int32(partitions), 1, configs, name)
+	made, err := b.admin.CreateTopic(t.Context(), int32(partitions), int16(len(b.all)), configs, name)
 	if err != nil || made.Err != nil {
 		t.Fatalf("make topic %s: %v %v", name, err, made.Err)
 	}
+	b.awaitTopic(t, name, partitions)
+}
+
+func (b *Broker) awaitTopic(t T, name string, partitions int) {
+	t.Helper()
 	for begun := time.Now(); ; time.Sleep(10 * time.Millisecond) { // a broker learns of it after the controller
 		found, err := b.admin.DescribeTopicConfigs(t.Context(), name)
 		listed, of := b.admin.ListTopics(t.Context(), name)
@@ -301,7 +348,7 @@ func (b *Broker) Records(t T, topic string) []*kgo.Record {
 	for partition := range left {
 		from[topic][partition] = kgo.NewOffset().AtStart()
 	}
-	reader, err := kgo.NewClient(kgo.SeedBrokers(b.Address()), kgo.ConsumePartitions(from), kgo.KeepControlRecords(),
+	reader, err := kgo.NewClient(kgo.SeedBrokers(b.seeds()...), kgo.ConsumePartitions(from), kgo.KeepControlRecords(),
 		kgo.FetchIsolationLevel(kgo.ReadCommitted()), kgo.FetchMaxWait(100*time.Millisecond))
 	if err != nil {
 		t.Fatal(err)
