@@ -46,8 +46,8 @@ func blocks(t *testing.T, plan string) int {
 	return hit + read
 }
 
-// S-363: what a read, a start and the look for blocked keys cost does not grow with the debt, nor with the keys that fail
-// or are blocked. Rows and blocks are counted; the statistics say that nothing is owed.
+// S-361, S-362, S-363: what a read, a start and the look for blocked keys cost does not grow with the debt, nor with the
+// keys that fail or are blocked. Rows and blocks are counted; the statistics say that nothing is owed.
 func TestStore_readsNoMoreOfALargeDebtThanItWasAskedFor(t *testing.T) {
 	db := testdb.New(t)
 	db.Exec(`ALTER TABLE walpost.owed SET (autovacuum_enabled = false)`)
