@@ -107,6 +107,7 @@ func received(t *testing.T, content []byte) []sinktest.Received {
 	return all
 }
 
+// F-42, F-46, F-49: id, key and bytes are the same at each attempt, whatever stands in them.
 func TestFile_keepsTheContract(t *testing.T) {
 	for _, format := range []string{file.NDJSON, file.CloudEvents} {
 		t.Run(format, func(t *testing.T) {
@@ -358,6 +359,7 @@ func (p *pipe) Stall(*testing.T) func() {
 	}
 }
 
+// F-46, F-49
 func TestStdout_keepsTheContract(t *testing.T) {
 	sinktest.Run(t, func(*testing.T) sinktest.Destination { return &pipe{} })
 }

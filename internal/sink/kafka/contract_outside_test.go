@@ -86,7 +86,7 @@ func (l *locked) write(t *testing.T, password string) {
 	}
 }
 
-// F-09, F-33, F-46, F-49, F-51, F-56, S-270, S-340: what is told of an event is what the brokers have told of its record, whatever fails
+// F-09, F-33, F-34, F-42, F-46, F-49, F-51, F-56, S-270, S-340: what is told of an event is what the brokers have told of its record, whatever fails
 // meanwhile; its id, key and bytes are the same each time.
 func TestOutside_Kafka(t *testing.T) {
 	b := kafkatest.Start(t)

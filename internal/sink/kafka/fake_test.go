@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -226,6 +227,34 @@ func TestKafka_knowsTheLimitOfATopicBeforeItSends(t *testing.T) {
 	}
 	if err := got[1]; !subscriber.IsPermanent(err) || !strings.Contains(err.Error(), "2000") || !strings.Contains(err.Error(), "has 22") {
 		t.Errorf("got %v, want both sizes", err)
+	}
+}
+
+// S-380, F-33: a person raises the limit of a topic and sends a dead letter again, at once and without a restart.
+func TestKafka_takesWhatWasTooLargeWhenTheLimitIsRaised(t *testing.T) {
+	for _, exactlyOnce := range []bool{false, true} {
+		cluster, k := fake(t, map[string]string{"max.message.bytes": "2000"})
+		k.ExactlyOnce = exactlyOnce
+		large := delivery(1, "a", strings.Repeat("x", 5000))
+		if got := outcome(t, t.Context(), k, large, delivery(2, "b", "small"))[0]; !subscriber.IsPermanent(got) {
+			t.Fatalf("got %v, want a dead letter", got)
+		}
+		client, err := kgo.NewClient(kgo.SeedBrokers(cluster.ListenAddrs()...))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer client.Close()
+		raised := "100000"
+		if _, err := kadm.NewClient(client).AlterTopicConfigs(t.Context(), []kadm.AlterConfig{{Name: "max.message.bytes", Value: &raised}}, "t"); err != nil {
+			t.Fatal(err)
+		}
+		got := outcome(t, t.Context(), k, large)[0]
+		if subscriber.IsAway(got) { // a client that knows the former limit is replaced
+			got = outcome(t, t.Context(), k, large)[0]
+		}
+		if got != nil {
+			t.Errorf("exactly once %v: got %v after the limit was raised", exactlyOnce, got)
+		}
 	}
 }
 

@@ -274,7 +274,7 @@ func (c *call) hasFailed(key string) bool {
 func (c *call) prepare(s *session, deliveries []subscriber.Delivery) []*sending {
 	k := c.kafka
 	var all []*sending
-	topics := map[string]error{}
+	topics, askedAgain := map[string]error{}, map[string]bool{}
 	for i := range deliveries {
 		d := deliveries[i]
 		if c.ctx.Err() != nil {
@@ -295,7 +295,14 @@ func (c *call) prepare(s *session, deliveries []subscriber.Delivery) []*sending 
 			err = known
 		}
 		if err == nil {
-			if size, limit := sizeOf(r), k.limits.of(r.Topic); size > limit {
+			size, limit := sizeOf(r), k.limits.of(r.Topic)
+			if size > limit && !askedAgain[r.Topic] { // a person may have raised it since it was asked for
+				askedAgain[r.Topic] = true
+				k.limits.expire(r.Topic)
+				err = c.ready(s, r.Topic)
+				limit = k.limits.of(r.Topic)
+			}
+			if err == nil && size > limit {
 				err = subscriber.Permanent(fmt.Errorf("the record has %d bytes before compression, topic %s takes %d (max.message.bytes)", size, r.Topic, limit))
 			}
 		}

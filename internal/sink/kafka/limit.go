@@ -55,6 +55,15 @@ func (l *limits) forget(topic string) {
 	delete(l.known, topic)
 }
 
+// expire has a topic asked again by the next who needs it. What is known of it stays for the others until then.
+func (l *limits) expire(topic string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if known, ok := l.known[topic]; ok {
+		l.known[topic] = limit{bytes: known.bytes}
+	}
+}
+
 // ask makes sure that a topic is there and its limit known. The error is Away.
 func (l *limits) ask(ctx context.Context, admin *kadm.Client, topic string) error {
 	l.mu.Lock()

@@ -3,15 +3,19 @@
 package kafka_test
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/twmb/franz-go/pkg/kadm"
 
 	"github.com/backendstart/walpost/internal/sink/kafka/kafkatest"
 	"github.com/backendstart/walpost/internal/testdb"
@@ -78,6 +82,18 @@ subscribers:
 	b.Topic(t, missing, 3)
 	testprogram.Eventually(t, "the event of the topic that is there now", func() bool { return len(b.Records(t, missing)) == 1 })
 	testprogram.Eventually(t, "all marks but one", func() bool { return db.Int(`SELECT count(*) FROM shop WHERE published_at IS NULL`) == 1 })
+	// A person raises the limit and sends the dead letter again.
+	raised := strconv.Itoa(4 * maxMessage)
+	if _, err := b.Admin().AlterTopicConfigs(t.Context(), []kadm.AlterConfig{{Name: "max.message.bytes", Value: &raised}}, o.name); err != nil {
+		t.Fatal(err)
+	}
+	redrive := exec.Command(testprogram.Binary(t), "owed", "redrive", "--subscriber=kafka", "--yes", "--why=the limit is raised", "--config="+config, "--slot="+db.Name) //nolint:gosec // the program is ours
+	redrive.Env = append(os.Environ(), "WALPOST_DATABASE_URL="+db.DSN)
+	if output, err := redrive.CombinedOutput(); err != nil {
+		t.Errorf("redrive: %v\n%s", err, output)
+	}
+	testprogram.Eventually(t, "the large one to arrive", func() bool { return len(o.Received(t)) == 3 })
+	testprogram.Eventually(t, "the last mark", func() bool { return db.Int(`SELECT count(*) FROM shop WHERE published_at IS NULL`) == 0 })
 	relay.Stop()
 	for _, text := range []string{relay.Output(), db.Text(`SELECT coalesce(string_agg(error, ' '), '') FROM walpost.owed`)} {
 		if strings.Contains(text, "an0ther-0ne-by-far") || strings.Contains(text, kafkatest.Password) {
@@ -86,17 +102,20 @@ subscribers:
 	}
 }
 
-// A stop does not wait for a broker that hangs: what is open is recorded as owed, and the next relay brings it.
+// A broker that hangs delays no other subscriber, and a stop does not wait for it: what is open is recorded as owed, and the
+// next relay brings it.
 func stopsBesideAHangingBroker(t *testing.T, b *kafkatest.Broker) {
 	db := testdb.New(t)
 	db.Exec(`CREATE TABLE shop (id bigserial PRIMARY KEY, type text, key text, payload jsonb, created_at timestamptz DEFAULT now(), published_at timestamptz)`)
 	o := newTopic(t, b, nil)
-	config := filepath.Join(t.TempDir(), "walpost.yaml")
+	config, file := filepath.Join(t.TempDir(), "walpost.yaml"), filepath.Join(t.TempDir(), "events.ndjson")
 	text := fmt.Sprintf(`
 drain: 2s
 sources: [{name: shop, table: public.shop, columns: {key: key}}]
-subscribers: [{name: kafka, brokers: ["%s"], topic: %s, retry: {max: 500ms}}]
-`, b.Address(), o.name)
+subscribers:
+  - {name: kafka, brokers: ["%s"], topic: %s, retry: {max: 500ms}}
+  - {name: file, path: %s}
+`, b.Address(), o.name, file)
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -114,6 +133,10 @@ subscribers: [{name: kafka, brokers: ["%s"], topic: %s, retry: {max: 500ms}}]
 	thaw := b.Freeze(t)
 	defer thaw()
 	insert(1000)
+	testprogram.Eventually(t, "the file to have all while the broker hangs", func() bool {
+		lines, err := os.ReadFile(file)
+		return err == nil && bytes.Count(lines, []byte("\n")) == 1100
+	})
 	testprogram.Pause(t, time.Second)
 	t.Logf("stopped in %s", relay.Stop())
 	thaw()

@@ -25,6 +25,8 @@ type session struct {
 
 	held int // by Sends under way and by records that are not reported; guarded by kafka.mu
 
+	limits sync.Map // of topics, the lowest that the client was told: it asks once for each partition
+
 	turn   chan struct{}         // holds one token while no transaction is under way
 	fenced bool                  // another has our transactional id; owned by who holds the token
 	begun  bool                  // begin has ended well; owned by who holds the token
@@ -45,7 +47,13 @@ func newSession(k *Kafka) (*session, error) {
 	s := &session{kafka: k, turn: make(chan struct{}, 1), seen: map[identity]struct{}{}, trail: newTrail()}
 	s.turn <- struct{}{}
 	s.ended, s.stop = context.WithCancel(context.Background())
-	more := []kgo.Opt{kgo.ProducerBatchMaxBytesFn(func(topic string) int32 { return clientLimit(k.limits.of(topic)) })}
+	more := []kgo.Opt{kgo.ProducerBatchMaxBytesFn(func(topic string) int32 {
+		bytes := k.limits.of(topic)
+		if told, known := s.limits.LoadOrStore(topic, bytes); known && bytes < told.(int) {
+			s.limits.Store(topic, bytes)
+		}
+		return clientLimit(bytes)
+	})}
 	if k.ExactlyOnce {
 		// A transaction begins without a context of its own, and waits as long as the brokers let it: it ends with the session.
 		// What is cut off then was not committed.
@@ -96,6 +104,12 @@ func (s *session) closeIfLeftLocked() {
 		k.left = slices.Delete(k.left, i, i+1)
 		k.closing.Go(func() { s.stop(); s.close() })
 	}
+}
+
+// hasOutgrown tells that the client refuses a record that the topic takes by now.
+func (s *session) hasOutgrown(x *sending) bool {
+	told, asked := s.limits.Load(x.record.Topic)
+	return asked && sizeOf(x.record) > told.(int)
 }
 
 // with is a context that ends with ctx and with the session.

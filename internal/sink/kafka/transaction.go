@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
@@ -30,6 +31,14 @@ func (s *session) transact(c *call, all []*sending) {
 		return
 	}
 	if all = s.unsent(ctx, c, all); len(all) == 0 {
+		return
+	}
+	if slices.ContainsFunc(all, s.hasOutgrown) {
+		// Outside of transactions such a record goes alone, on a client without a limit.
+		s.replace(errLimitRaised)
+		for _, x := range all {
+			x.report(x.index, x.key, subscriber.Away(errLimitRaised))
+		}
 		return
 	}
 	errs, rolledBack := s.once(ctx, all)
@@ -99,6 +108,9 @@ func (s *session) noteCommitted(all []*sending, records []sent) {
 		}
 	}
 }
+
+// errLimitRaised ends a client that knows a former limit.
+var errLimitRaised = errors.New("a topic takes larger records now, which the next attempt will use")
 
 // once makes one transaction. errs are those of the records; rolledBack is why none of them counts, nil when all do. ctx is
 // the life of the leadership and of the session.

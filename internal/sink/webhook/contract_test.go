@@ -142,6 +142,7 @@ func (e *endpoint) Stall(*testing.T) func() {
 	}
 }
 
+// F-46, F-49
 func TestWebhook_keepsTheContract(t *testing.T) {
 	sinktest.Run(t, func(t *testing.T) sinktest.Destination { return newEndpoint(t) })
 }
