@@ -27,7 +27,7 @@ demo: ## Postgres, API, relay and traffic in one process; ARGS="--rate 10" and t
 	@go build -o bin/walpost ./cmd/walpost
 	@exec bin/walpost demo $(ARGS)
 
-example: ## One of deploy/examples, from its start to its stop: NAME=game, lessons, messages, payments or thoughts
+example: ## One of deploy/examples, from its start to its stop: NAME=debezium, game, lessons, messages, payments or thoughts
 	@sh scripts/ensure-postgres.sh
 	@go build -o bin/walpost ./cmd/walpost
 	@go run ./scripts/example bin/walpost "$(NAME)"
@@ -44,7 +44,7 @@ test-versions: ## Every test that needs Postgres on each supported version, with
 test-docker: ## The tests that need Docker
 	go test -tags docker -run Container -timeout 10m ./internal/testdb
 
-test-outside: ## The tests that need what others make (PgBouncer, libfaketime, Node, Kafka, Chromium, a server that is too old), or build a copy of the program
+test-outside: ## The tests that need what others make (PgBouncer, libfaketime, Node, Kafka, Debezium, Chromium, a server that is too old), or build a copy of the program
 	@sh scripts/ensure-postgres.sh
 	@go run ./scripts/gotest -tags outside -run Outside -timeout 20m ./internal/doctor ./internal/docs ./internal/sink/kafka ./internal/examples
 

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -32,6 +33,7 @@ const patience = 2 * time.Minute
 type example struct {
 	migrate []string       // further arguments of walpost migrate
 	topics  map[string]int // with so many partitions; none: it needs no broker
+	records int            // that arrive in them, where no mark tells that all have
 	stream  *jetstream.StreamConfig
 	open    string   // counts the rows that are not published
 	dead    int      // dead letters that there are in the end
@@ -42,6 +44,11 @@ type example struct {
 }
 
 var known = map[string]example{
+	"debezium": {
+		topics:  map[string]int{"outbox.event.order": 3, "outbox.event.shipment": 3},
+		records: 13,
+		look:    []string{"SELECT (SELECT count(*) FROM outbox) AS orders, (SELECT count(*) FROM shipping.outbox) AS shipments"},
+	},
 	"game": {
 		follow: []string{"game/42", "game/43"}, moves: 6,
 		open: "SELECT count(*) FROM outbox WHERE published_at IS NULL",
@@ -169,13 +176,27 @@ func Run(ctx context.Context, program, folder string, out io.Writer) (err error)
 			r.printf("%s", line)
 		}
 	}
-	for topic := range e.topics {
+	topics := slices.Sorted(maps.Keys(e.topics))
+	if e.records > 0 {
+		r.await("all records are there", func() bool {
+			n := 0
+			for _, topic := range topics {
+				n += len(broker.Records(r, topic))
+			}
+			return n >= e.records
+		})
+	}
+	for _, topic := range topics {
 		for _, record := range broker.Records(r, topic) {
 			headers := ""
 			for _, h := range record.Headers {
 				headers += fmt.Sprintf(" %s=%s", h.Key, h.Value)
 			}
-			r.printf("%s/%d key=%s%s\n    %s", record.Topic, record.Partition, record.Key, headers, record.Value)
+			value := string(record.Value)
+			if record.Value == nil {
+				value = "(a tombstone)"
+			}
+			r.printf("%s/%d key=%s%s\n    %s", record.Topic, record.Partition, record.Key, headers, value)
 		}
 	}
 	if js != nil {

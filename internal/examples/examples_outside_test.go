@@ -5,6 +5,7 @@ package examples
 import (
 	"bytes"
 	"fmt"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -29,6 +30,37 @@ func TestOutsideExamples_paymentsRunsToItsEnd(t *testing.T) {
 		created, settled := strings.Index(text, fmt.Sprintf("webhook-id=evt-%d-created ", i)), strings.Index(text, fmt.Sprintf("webhook-id=evt-%d-settled ", i))
 		if created < 0 || settled < created {
 			t.Errorf("payment %d: its events stand at %d and %d", i, created, settled)
+		}
+	}
+	if t.Failed() {
+		t.Log(text)
+	}
+}
+
+func TestOutsideExamples_debeziumRunsToItsEnd(t *testing.T) {
+	var out bytes.Buffer
+	if err := Run(t.Context(), testprogram.Binary(t), folder("debezium"), &out); err != nil {
+		t.Fatalf("%v\n%s", err, out.String())
+	}
+	text := out.String()
+	for _, want := range []string{" eventType=OrderPaid ", `{"cents": 9007199254740993, "order": 4}`, " eventType=ShipmentRemoved ", "(a tombstone)", "[8 0]", "stopped clean"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%q is not there", want)
+		}
+	}
+	if orders, shipments := strings.Count(text, "outbox.event.order/"), strings.Count(text, "outbox.event.shipment/"); orders != 8 || shipments != 5 {
+		t.Errorf("%d and %d records, want 8 and 5", orders, shipments)
+	}
+	for n := 1; n <= 4; n++ {
+		at := func(kind string) int {
+			found := regexp.MustCompile(fmt.Sprintf(`outbox\.event\.order/\d key=order-%d id=[-0-9a-f]{36} eventType=%s `, n, kind)).FindStringIndex(text)
+			if found == nil {
+				t.Fatalf("%s of order %d is not there\n%s", kind, n, text)
+			}
+			return found[0]
+		}
+		if at("OrderPaid") < at("OrderPlaced") {
+			t.Errorf("order %d is paid before it is placed", n)
 		}
 	}
 	if t.Failed() {
