@@ -71,7 +71,8 @@ func (k *Kafka) fillDebezium(r *kgo.Record, d subscriber.Delivery) error {
 	if options.KeyConverter == JSONConverter {
 		r.Key = appendJSONString(nil, string(r.Key))
 	}
-	r.Headers = append(r.Headers, header(debeziumID, k.Envelope.ID(d.Event)))
+	// Without the source, which Debezium does not have there either: with several sources the ids must differ by themselves.
+	r.Headers = append(r.Headers, header(debeziumID, d.ID))
 	for _, configured := range k.headers {
 		text, err := configured.template.NameOf(d.Event)
 		if err != nil {

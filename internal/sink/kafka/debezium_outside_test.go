@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kgo"
+
 	"github.com/backendstart/walpost/internal/sink/kafka/debeziumtest"
 	"github.com/backendstart/walpost/internal/sink/kafka/kafkatest"
 	"github.com/backendstart/walpost/internal/testdb"
@@ -109,7 +111,7 @@ var expandedDifferently = map[string]string{
 	`'{"a": 1,  "b" : "x"}'`:         spaces,
 }
 
-// A real Debezium reads the same WAL with a slot of its own. Record by record, what it would send is what walpost has sent, but
+// F-42, F-49, F-56: a real Debezium reads the same WAL with a slot of its own. Record by record, what it would send is what walpost has sent, but
 // for the differences that docs/from-debezium.md names.
 func TestOutside_KafkaRecordsAreThoseOfDebezium(t *testing.T) {
 	b := kafkatest.Start(t)
@@ -194,19 +196,106 @@ func TestOutside_KafkaRecordsAreThoseOfDebezium(t *testing.T) {
 				testprogram.Within(t, time.Minute, "all records in "+topic, func() bool { return len(b.Records(t, topic)) == len(values) })
 				var got []debeziumtest.Record
 				for _, r := range b.Records(t, topic) {
-					made := debeziumtest.Record{Topic: r.Topic, Key: r.Key, Value: r.Value}
-					for _, h := range r.Headers {
-						made.Headers = append(made.Headers, debeziumtest.Header{Name: h.Key, Value: h.Value})
-					}
-					got = append(got, made)
+					got = append(got, fromKafka(r))
 				}
 				compareWithDebezium(t, way.name, payload, got, want)
 			}
 		})
 	}
+	t.Run("walpost takes its slot over", func(t *testing.T) { takesOver(t, db, b, engine, name) })
 	if t.Failed() {
 		t.Log(engine.Log())
 	}
+}
+
+// takesOver goes the two ways of docs/from-debezium.md at once while rows are written: the relay that runs beside Debezium goes
+// on when Debezium stops; another one takes Debezium's own slot, from where Debezium has confirmed.
+func takesOver(t *testing.T, db *testdb.DB, b *kafkatest.Broker, engine *debeziumtest.Engine, slot string) {
+	const beside, router = "string.event.of-text", "string"
+	seen := map[string]bool{} // before
+	for _, r := range b.Records(t, beside) {
+		seen[string(headerOf(fromKafka(r), "id"))] = true
+	}
+	var written []string
+	write := func(n int) {
+		for range n {
+			written = append(written, db.Text(`WITH written AS (INSERT INTO outbox_text (aggregatetype, aggregateid, type, payload)
+				VALUES ('of-text', 'k', 'made', 'x') RETURNING id) SELECT id::text FROM written`))
+			if len(written)%2 == 0 {
+				db.Exec(`DELETE FROM outbox_text`)
+			}
+		}
+	}
+	debezium := func() (ids []string) {
+		for _, r := range engine.Records(router) {
+			if id := string(headerOf(r, "id")); strings.HasSuffix(r.Topic, "of-text") && !seen[id] {
+				ids = append(ids, id)
+			}
+		}
+		return ids
+	}
+	published := db.Text(`SELECT pg_current_wal_lsn()::text`) // the publication of the relay is older
+	write(50)
+	testprogram.Within(t, time.Minute, "Debezium to have them", func() bool { return len(debezium()) == 50 })
+	testprogram.Within(t, time.Minute, "Debezium to have confirmed past the publication", func() bool {
+		return db.Int(`SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1 AND confirmed_flush_lsn > $2`, slot, published) == 1
+	})
+	write(20) // some of them Debezium may leave behind
+	engine.Stop(t)
+	write(30)
+	file := filepath.Join(t.TempDir(), "taken-over.ndjson")
+	config := filepath.Join(t.TempDir(), "walpost.yaml")
+	text := fmt.Sprintf("sources: [{name: text, table: public.outbox_text, rows: deleted}]\nsubscribers: [{name: file, path: %s}]\n", file)
+	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	relay := testprogram.Start(t, []string{"WALPOST_DATABASE_URL=" + db.DSN}, "relay", "--config="+config, "--slot="+slot, "--ops-listen=127.0.0.1:0")
+	relay.AwaitStreaming()
+	write(10)
+	had := debezium()
+	var got []string
+	testprogram.Within(t, time.Minute, "the rest to come through the slot", func() bool {
+		lines, err := os.ReadFile(file)
+		if err != nil {
+			return false
+		}
+		got = nil
+		for line := range bytes.Lines(lines) {
+			var event struct{ ID string }
+			if err := json.Unmarshal(line, &event); err != nil {
+				return false
+			}
+			got = append(got, event.ID)
+		}
+		return slices.Contains(got, written[len(written)-1])
+	})
+	twice := 0
+	for _, id := range written {
+		inDebezium, inWalpost := slices.Contains(had, id), slices.Contains(got, id)
+		if !inDebezium && !inWalpost {
+			t.Errorf("%s is lost", id)
+		}
+		if inDebezium && inWalpost {
+			twice++
+		}
+	}
+	t.Logf("Debezium has sent %d, walpost from its slot %d, both %d of %d", len(had), len(got), twice, len(written))
+	if twice > 0 {
+		t.Errorf("%d of %d came twice after a clean stop", twice, len(written))
+	}
+	relay.Stop()
+	testprogram.Within(t, time.Minute, "the relay that ran beside Debezium to have sent all", func() bool {
+		return len(b.Records(t, beside)) == len(seen)+len(written)
+	})
+}
+
+// fromKafka is a record of a topic.
+func fromKafka(r *kgo.Record) debeziumtest.Record {
+	made := debeziumtest.Record{Topic: r.Topic, Key: r.Key, Value: r.Value}
+	for _, h := range r.Headers {
+		made.Headers = append(made.Headers, debeziumtest.Header{Name: h.Key, Value: h.Value})
+	}
+	return made
 }
 
 // compareWithDebezium compares what is in a topic with what Debezium has made, in its order, which is that of the commits:

@@ -9,7 +9,7 @@ import (
 	"github.com/backendstart/walpost/internal/subscriber"
 )
 
-// The outside test compares these with the records of a real Debezium.
+// F-42, F-49: what stands in a header or payload is sent as it is. The outside test compares these with the records of a real Debezium.
 func TestDebezium_makesTheRecordsOfItsOutboxEventRouter(t *testing.T) {
 	for name, test := range map[string]struct {
 		options *DebeziumOptions
