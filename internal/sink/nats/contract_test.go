@@ -45,7 +45,7 @@ func newStream(t *testing.T, s *natstest.Server, atomically bool, change func(*n
 func options(s *natstest.Server, subject string) nats.Options {
 	c := nats.NewConfig()
 	c.Servers, c.Subject = []string{s.Address()}, subject
-	return nats.Options{Config: c, Name: "thoughts", Slot: "walpost", Ordering: "key", Timeout: 2 * time.Second}
+	return nats.Options{Config: c, Name: "thoughts", Slot: "walpost", Ordering: "key", Timeout: 30 * time.Second}
 }
 
 func (o *stream) Open(t *testing.T) subscriber.Subscriber {
