@@ -77,7 +77,7 @@ func TestLane_anyNumberOfBlockedKeysTakesBoundedMemory(t *testing.T) {
 		time.Sleep(time.Second)
 		for i := range 20 {
 			id := fmt.Sprintf("good%d/0", i)
-			r.offer(id, fmt.Sprintf("k%d/2", i))
+			r.offer(id, fmt.Sprintf("k%d/2", blocked-1-i)) // not one of those that are remembered
 			begin := time.Now()
 			r.awaitEnd(id)
 			if waited := time.Since(begin); waited > 2*time.Second {
