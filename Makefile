@@ -14,7 +14,7 @@ VERSIONS ?= 14 15 16 17 18
 test test-versions test-outside race: export WALPOST_TEST_PG_DIR ?= $(shell sh scripts/memory-dir.sh)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo example test test-versions test-docker test-outside test-pooler race soak golden lint fmt check up down
+.PHONY: help build demo example test test-versions test-docker test-outside test-pooler race soak golden release vuln lint fmt check up down
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' Makefile
@@ -68,9 +68,16 @@ golden: ## Record the golden files of pgoutput again, from a real server
 	@sh scripts/ensure-postgres.sh
 	go test -count=1 ./internal/pgoutput -update
 
-lint: ## gofmt, go vet, golangci-lint
+release: ## What a release consists of, in dist: built twice and compared; VERSION=1.2.3, else what git describes
+	@go run ./scripts/release -version "$(VERSION)"
+
+vuln: ## Known weaknesses of what is linked (govulncheck), where its database can be reached
+	@sh scripts/vuln.sh
+
+lint: ## gofmt, go mod tidy, go vet, golangci-lint
 	@unformatted=$$(gofmt -l cmd internal migrations scripts); \
 	if [ -n "$$unformatted" ]; then echo "not formatted, make fmt does it: $$unformatted" >&2; exit 1; fi
+	@go mod tidy -diff
 	@go vet -tags soak,docker,outside ./...
 	@if golangci-lint version 2>/dev/null | grep -q " version $(GOLANGCI) "; then golangci-lint run; \
 	else go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v$(GOLANGCI) run; fi

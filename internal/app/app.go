@@ -10,8 +10,15 @@ import (
 	"github.com/backendstart/walpost/migrations"
 )
 
-// Version is what the Go toolchain stamped into the binary: a tag, or the commit it was built from.
+// version is set by the linker where the toolchain cannot know it: in releases and images (scripts/release, deploy/Dockerfile).
+var version string
+
+// Version is what the build was given as its version, else what the Go toolchain stamped into the binary: a tag, or the
+// commit it was built from.
 func Version() string {
+	if version != "" {
+		return version
+	}
 	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
 		return info.Main.Version
 	}
