@@ -37,6 +37,8 @@ type Event struct {
 // EventRow is an outbox row as it stands.
 type EventRow struct {
 	Source string `json:"source"`
+	// Event is the id, in a list of many events.
+	Event string `json:"event,omitempty"`
 	// Occurrence tells the event from others that had its id; see event.Identity.
 	Occurrence string `json:"occurrence"`
 	Row        string `json:"row"` // its primary key

@@ -80,7 +80,7 @@ func (d Demo) serve(ctx context.Context, dsn string, apiListener, opsListener ne
 		return err
 	}
 	options := config.DefaultRelay(dsn)
-	built, err := newRelay(ctx, options, config.Mail{}, d.Kinds, d.Log)
+	built, err := newRelay(ctx, options, config.Mail{}, d.Kinds, addressOf(opsListener, ""), d.Log)
 	if err != nil {
 		return err
 	}

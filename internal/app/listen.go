@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -41,6 +42,23 @@ func listenOps(ctx context.Context, address string) (net.Listener, error) {
 		return nil, config.Invalid(fmt.Errorf("listen on %s: %w: choose another path with --ops-listen", address, err))
 	}
 	return listener, nil
+}
+
+// addressOf is where other machines reach the ops API behind a listener: what the configuration says, else where it listens,
+// under the name of this machine where that is every address; "" where it is a socket.
+func addressOf(listener net.Listener, configured string) string {
+	at, isTCP := listener.Addr().(*net.TCPAddr)
+	switch {
+	case configured != "" || !isTCP:
+		return configured
+	case !at.IP.IsUnspecified():
+		return at.String()
+	}
+	name, err := os.Hostname()
+	if err != nil {
+		return ""
+	}
+	return net.JoinHostPort(name, strconv.Itoa(at.Port))
 }
 
 // socket is a listener whose file goes with it.

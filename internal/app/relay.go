@@ -37,7 +37,7 @@ func RunRelay(ctx context.Context, options config.Relay, mail config.Mail, windo
 		return err
 	}
 	defer listener.Close()
-	built, err := newRelay(ctx, options, mail, kinds, log)
+	built, err := newRelay(ctx, options, mail, kinds, addressOf(listener, window.OpsAddress), log)
 	if err != nil {
 		return UnlessStopped(ctx, err)
 	}
@@ -92,19 +92,21 @@ type builtRelay struct {
 	relay       *relay.Relay
 	admin       *admin.Service
 	doctor      *doctor.Watcher
+	sources     func(context.Context) ([]doctor.SourceReport, error)
 	registry    *prometheus.Registry
 	pools       []*postgres.Pool
 }
 
-// newRelay connects to the database and builds everything up to the relay; close ends the connections.
-func newRelay(ctx context.Context, options config.Relay, mail config.Mail, kinds Kinds, log logs.Service) (*builtRelay, error) {
+// newRelay connects to the database and builds everything up to the relay; close ends the connections. address is where
+// others reach its ops API.
+func newRelay(ctx context.Context, options config.Relay, mail config.Mail, kinds Kinds, address string, log logs.Service) (*builtRelay, error) {
 	b := &builtRelay{registry: prometheus.NewRegistry()}
 	b.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	log.Register(b.registry)
 	// Three pools: a subscriber that holds all its connections, or a person who counts a large debt, must
 	// not keep the relay from recording. They carry the name of the process, by which a successor ends them
 	// when it is frozen.
-	held := lease.New(lease.Options{URL: options.Stream().Live(), Option: options.StreamOption(), Slot: options.Slot, Log: log.Logger})
+	held := lease.New(lease.Options{URL: options.Stream().Live(), Option: options.StreamOption(), Slot: options.Slot, Address: address, Log: log.Logger})
 	for range 3 {
 		pool, err := OpenDatabase(ctx, options.DatabaseURL, held.Application(), MigrationsOf(options.Flow)...)
 		if err != nil {
@@ -129,6 +131,9 @@ func newRelay(ctx context.Context, options config.Relay, mail config.Mail, kinds
 	if err != nil {
 		b.close()
 		return nil, err
+	}
+	b.sources = func(ctx context.Context) ([]doctor.SourceReport, error) {
+		return doctor.Sources(ctx, DoctorOptions(options))
 	}
 	b.doctor = doctor.NewWatcher(DoctorOptions(options), b.registry, log.Logger)
 	b.admin = NewAdmin(b.pools[2], options.Slot, options.Flow)
@@ -192,6 +197,7 @@ func (b *builtRelay) ops(window config.Ops, log *slog.Logger) *ops.Server {
 	return ops.New(ops.Options{
 		Listen: window.OpsListen, Token: window.OpsToken.Live(),
 		Registry: b.registry, Relay: b.relay, Admin: b.admin, Log: log, Version: Version(),
+		Doctor: b.doctor.Last, Sources: b.sources,
 	})
 }
 

@@ -75,7 +75,7 @@ var rooms = []room{
 	{"relay", "ack advice debt dispatch event lane lease outbox postgres printable replay slot store subscriber wal"},
 	{"doctor", "advice debt event outbox postgres printable slot store subscriber wal"},
 	{"admin", "debt event lane outbox postgres relay replay store wal"},
-	{"ops", "admin debt httpserver lane postgres printable relay replay safefile store strictjson"},
+	{"ops", "admin debt doctor httpserver lane outbox postgres printable relay replay safefile store strictjson"},
 
 	// The reference service: it writes events and reacts to them, and nothing of the relay knows it.
 	{"lessons", "event mask outbox postgres subscriber subscriber/inbox"},

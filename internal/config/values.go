@@ -211,6 +211,7 @@ var mappers = []kong.Option{
 	kong.NamedMapper("identifier", textMapper(parseIdentifier)),
 	kong.NamedMapper("listen", textMapper(parseListen)),
 	kong.NamedMapper("opslisten", textMapper(parseOpsListen)),
+	kong.NamedMapper("opsaddress", textMapper(parseOpsAddress)),
 	kong.NamedMapper("httpurl", textMapper(parseHTTPURL)),
 	kong.NamedMapper("reason", textMapper(parseReason)),
 	kong.NamedMapper("positive", textMapper(parsePositive)),
@@ -276,6 +277,16 @@ func parseOpsListen(text string) (string, error) {
 		return parseSocket(text)
 	}
 	return parseListen(text)
+}
+
+// parseOpsAddress takes an address that others can connect to.
+func parseOpsAddress(text string) (string, error) {
+	host, port, err := net.SplitHostPort(text)
+	number, numberErr := strconv.ParseUint(port, 10, 16)
+	if text != "" && (err != nil || host == "" || numberErr != nil || number == 0 || strings.ContainsFunc(host, func(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune("/?#@\\", r) })) {
+		return "", fmt.Errorf("%q is not an address that others reach: write host:port", text)
+	}
+	return text, nil
 }
 
 // maxSocketPath leaves room for the folder in which the socket is made: sockaddr_un has 108 bytes, 104 on some systems.

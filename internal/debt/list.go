@@ -28,6 +28,56 @@ func (s *Store) List(ctx context.Context, filter Filter) ([]Row, error) {
 	return rows, nil
 }
 
+// A Place is where a delivery stands in the order of a Page. As JSON it is what a reader hands back for the next one.
+type Place struct {
+	Subscriber string `json:"s"`
+	Epoch      int32  `json:"p"`
+	Commit     string `json:"c"` // an LSN as Postgres writes it
+	Ordinal    int64  `json:"n"`
+	Event      string `json:"e"`
+	Source     string `json:"f"`
+	Occurrence string `json:"o"`
+}
+
+// PlaceOf is where a row stands.
+func PlaceOf(r Row) Place {
+	e := r.Event
+	return Place{r.Subscriber, e.Position.Epoch, e.Position.Commit.String(), e.Position.Ordinal, e.ID, e.Source, e.Occurrence}
+}
+
+// placeOrder is the order of pages: that in which deliveries are sent, and the rest of the primary key, so that no two
+// stand at the same place.
+const placeOrder = "o.subscriber, o.epoch, o.commit_lsn, o.ordinal, o.event_id, o.source, o.occurrence"
+
+// Page is List from behind a place, nil for the beginning, at most limit rows. A reader that goes on behind the last row of
+// each page sees every delivery that is owed from the first page to the last once, whatever is recorded or paid meanwhile.
+// It costs what it returns: each state has an index in this order.
+func (s *Store) Page(ctx context.Context, filter Filter, after *Place, limit int) ([]Row, error) {
+	states := []lane.State{filter.State}
+	if filter.State == "" {
+		states = []lane.State{lane.StateWaiting, lane.StateDead}
+	}
+	var args []any
+	var parts []string
+	for _, state := range states {
+		filter.State = state
+		var where string
+		where, args = filter.where(s.slot) // a state is written out, so both have the same arguments
+		if after != nil {
+			n := len(args)
+			where += fmt.Sprintf(" AND ("+placeOrder+") > ($%d, $%d, $%d::text::pg_lsn, $%d, $%d, $%d, $%d)", n+1, n+2, n+3, n+4, n+5, n+6, n+7)
+			args = append(args, after.Subscriber, after.Epoch, after.Commit, after.Ordinal, after.Event, after.Source, after.Occurrence)
+		}
+		parts = append(parts, "(SELECT o.* FROM walpost.owed o WHERE "+where+" ORDER BY "+placeOrder+" LIMIT "+strconv.Itoa(limit)+")")
+	}
+	rows, err := collect(s.pool.Query(ctx, "SELECT "+rowColumns+noBodies+" FROM ("+strings.Join(parts, " UNION ALL ")+") o ORDER BY "+placeOrder+
+		" LIMIT "+strconv.Itoa(limit), args...))
+	if err != nil {
+		return nil, fmt.Errorf("list owed deliveries: %w", err)
+	}
+	return rows, nil
+}
+
 // Show returns everything about an event that is owed: a row for each subscriber and source, with payload
 // and headers.
 func (s *Store) Show(ctx context.Context, eventID string) ([]Row, error) {

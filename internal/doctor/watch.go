@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -20,7 +21,25 @@ type Watcher struct {
 	log      *slog.Logger
 	findings *prometheus.GaugeVec
 
-	last []Finding // belongs to Run
+	last []Finding // belongs to Run; replaced as a whole
+
+	mu   sync.Mutex
+	said Said // guarded by mu
+}
+
+// Said is what a watcher has found last.
+type Said struct {
+	// At is when it last looked; zero before the first look.
+	At time.Time `json:"at,omitzero"`
+	// Findings are those of the last look, and of what is looked at seldom those of the one before.
+	Findings []Finding `json:"findings"`
+}
+
+// Last is what the watcher has found last. It is safe for concurrent use.
+func (w *Watcher) Last() Said {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.said
 }
 
 // NewWatcher returns a watcher that checks once a minute. A nil registry keeps its metric nowhere.
@@ -81,6 +100,9 @@ func (w *Watcher) compare(findings []Finding) {
 		}
 	}
 	w.last = findings
+	w.mu.Lock()
+	w.said = Said{time.Now().UTC(), findings}
+	w.mu.Unlock()
 	all := Report{Findings: findings}
 	for _, level := range Levels() {
 		w.findings.WithLabelValues(string(level)).Set(float64(all.Count(level)))

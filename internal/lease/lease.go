@@ -51,6 +51,8 @@ type Options struct {
 	// Option is the name of URL in the configuration, for errors; "" is replication_url.
 	Option string
 	Slot   string
+	// Address is where the ops API of this process answers, for those who ask another relay; "" is nowhere.
+	Address string
 	// Works reports whether the process can do its work: one that cannot reach Postgres through its pool takes no
 	// lead. nil is always. It must not block for long.
 	Works func(ctx context.Context) error

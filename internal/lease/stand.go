@@ -87,7 +87,7 @@ func (l *Lease) elect(ctx context.Context, conn *pgx.Conn, seen store.Leader) (s
 	ctx, cancel := context.WithTimeout(ctx, connectLimit)
 	defer cancel()
 	l.steppedDown(true)
-	key, err := store.Elect(ctx, conn, l.Slot, l.holder, seen)
+	key, err := store.Elect(ctx, conn, l.Slot, l.holder, l.Address, seen)
 	if errors.Is(err, store.ErrOvertaken) {
 		return 0, nil
 	}

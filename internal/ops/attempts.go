@@ -34,6 +34,7 @@ type attemptsQuery struct {
 	filter relay.AttemptFilter
 	limit  int
 	follow bool
+	events bool   // server-sent events in place of JSON lines
 	after  uint64 // 0 begins with the last ones
 }
 
@@ -76,6 +77,14 @@ func attemptsQueryOf(r *http.Request) (attemptsQuery, error) {
 			return q, debt.Refused(fmt.Sprintf("%s: %v", name, err))
 		}
 	}
+	// A browser's EventSource knows of no query: it asks for events, and goes on behind the last one that it has.
+	q.events = wantsEvents(r)
+	q.follow = q.follow || q.events
+	if last := r.Header.Get("Last-Event-Id"); last != "" && q.events {
+		if q.after, err = strconv.ParseUint(last, 10, 64); err != nil {
+			return q, debt.Refused("header Last-Event-ID: it must be the seq of an attempt")
+		}
+	}
 	if q.after != 0 && !q.follow {
 		return q, debt.Refused("after: it is for follow=true")
 	}
@@ -92,6 +101,7 @@ func (s *Server) attempts(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case err != nil:
 		s.problem(w, http.StatusBadRequest, err.Error())
+	case s.sendToLeader(w, r):
 	case query.follow:
 		s.follow(w, r, query)
 	default:
@@ -145,7 +155,11 @@ func (s *Server) follow(w http.ResponseWriter, r *http.Request, query attemptsQu
 		case <-ctx.Done():
 		}
 	})
-	w.Header().Set("Content-Type", "application/jsonl")
+	kind, write := "application/jsonl", writeLine
+	if query.events {
+		kind, write = eventStream, writeEvent
+	}
+	w.Header().Set("Content-Type", kind)
 	w.Header().Set("X-Accel-Buffering", "no") // nginx would keep it back
 
 	ring := s.options.Relay.Attempts()
@@ -155,13 +169,14 @@ func (s *Server) follow(w http.ResponseWriter, r *http.Request, query attemptsQu
 	} else {
 		page = ring.Read(query.after+1, query.filter)
 	}
-	err := s.send(ctx, w, stream, page)
+	send := func(page relay.Page) error { return s.send(ctx, w, stream, page, write) }
+	err := send(page)
 	beat := time.NewTicker(s.times.beat)
 	defer beat.Stop()
 	for err == nil {
 		page = ring.Read(page.Next, query.filter)
 		if page.Missed > 0 || len(page.Attempts) > 0 {
-			err = s.send(ctx, w, stream, page)
+			err = send(page)
 		}
 		if err != nil || page.Changed == nil {
 			continue
@@ -169,7 +184,7 @@ func (s *Server) follow(w http.ResponseWriter, r *http.Request, query attemptsQu
 		select {
 		case <-page.Changed:
 		case <-beat.C: // so that proxies keep the connection, and a caller that is gone is noticed
-			err = s.send(ctx, w, stream, relay.Page{Next: page.Next})
+			err = send(relay.Page{Next: page.Next})
 		case <-ctx.Done():
 			err = context.Cause(ctx)
 		}
@@ -177,28 +192,58 @@ func (s *Server) follow(w http.ResponseWriter, r *http.Request, query attemptsQu
 	s.options.Log.Debug("stream of attempts ended", "err", err)
 }
 
-// send writes a page as lines.
-func (s *Server) send(ctx context.Context, w io.Writer, stream *http.ResponseController, page relay.Page) error {
+// eventStream is the media type of server-sent events. (WHATWG HTML, "Server-sent events")
+const eventStream = "text/event-stream"
+
+// writeLine writes a line of JSON lines.
+func writeLine(w io.Writer, line admin.Line) error {
+	encoder := json.NewEncoder(w)
+	encoder.SetEscapeHTML(false)
+	return encoder.Encode(line)
+}
+
+// writeEvent writes a server-sent event: an attempt with its seq as the id, a count of what is missed, or a comment as the
+// sign of life.
+func writeEvent(w io.Writer, line admin.Line) (err error) {
+	switch {
+	case line.Attempt != nil:
+		_, err = fmt.Fprintf(w, "id: %d\nevent: attempt\ndata: ", line.Seq)
+	case line.Missed > 0:
+		_, err = io.WriteString(w, "event: missed\ndata: ")
+	default:
+		_, err = fmt.Fprintf(w, ": after %d\n\n", line.After)
+		return err
+	}
+	if err == nil {
+		err = writeLine(w, line) // JSON has no line feed in it
+	}
+	if err == nil {
+		_, err = io.WriteString(w, "\n")
+	}
+	return err
+}
+
+// send writes a page.
+func (s *Server) send(ctx context.Context, w io.Writer, stream *http.ResponseController, page relay.Page, write func(io.Writer, admin.Line) error) error {
 	if err := stream.SetWriteDeadline(time.Now().Add(s.times.write)); err != nil {
 		return err
 	}
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	lines := json.NewEncoder(&printable.Writer{Out: w})
-	lines.SetEscapeHTML(false)
+	out := &printable.Writer{Out: w}
 	if page.Missed > 0 {
-		if err := lines.Encode(admin.Line{Missed: page.Missed}); err != nil {
+		if err := write(out, admin.Line{Missed: page.Missed}); err != nil {
 			return err
 		}
 	}
 	for i := range page.Attempts {
-		if err := lines.Encode(admin.Line{Attempt: &page.Attempts[i]}); err != nil {
+		if err := write(out, admin.Line{Attempt: &page.Attempts[i]}); err != nil {
 			return err
 		}
 	}
 	if page.Missed == 0 && len(page.Attempts) == 0 {
-		if err := lines.Encode(admin.Line{After: page.Next - 1}); err != nil {
+		if err := write(out, admin.Line{After: page.Next - 1}); err != nil {
 			return err
 		}
 	}

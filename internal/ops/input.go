@@ -100,11 +100,11 @@ func withoutQuery(answer func(context.Context, *http.Request) (any, error)) func
 
 // filterOf reads a filter from a query string. A name that is unknown is refused: misspelt, it would
 // choose more than is meant.
-func filterOf(r *http.Request) (debt.Filter, error) {
-	filter := debt.Filter{Limit: defaultLimit}
+func filterOf(r *http.Request) (filter debt.Filter, after string, err error) {
+	filter.Limit = defaultLimit
 	query, err := queryOf(r)
 	if err != nil {
-		return filter, err
+		return filter, "", err
 	}
 	for name, values := range query {
 		value := values[0]
@@ -132,18 +132,25 @@ func filterOf(r *http.Request) (debt.Filter, error) {
 		case "error":
 			filter.Error = value
 		case "limit":
-			filter.Limit, err = strconv.Atoi(value)
-			if err != nil || filter.Limit < 1 || filter.Limit > maxLimit {
-				err = fmt.Errorf("it must be a number from 1 to %d", maxLimit)
-			}
+			filter.Limit, err = parseLimit(value)
+		case "after":
+			after = value
 		default:
 			err = errors.New("there is no such filter")
 		}
 		if err != nil {
-			return filter, debt.Refused(fmt.Sprintf("%s: %v", name, err))
+			return filter, "", debt.Refused(fmt.Sprintf("%s: %v", name, err))
 		}
 	}
-	return filter, nil
+	return filter, after, nil
+}
+
+func parseLimit(text string) (int, error) {
+	limit, err := strconv.Atoi(text)
+	if err != nil || limit < 1 || limit > maxLimit {
+		return 0, fmt.Errorf("it must be a number from 1 to %d", maxLimit)
+	}
+	return limit, nil
 }
 
 // parseTime refuses the zero time, which stands for a filter that is not given.

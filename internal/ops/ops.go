@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/backendstart/walpost/internal/admin"
+	"github.com/backendstart/walpost/internal/doctor"
 	"github.com/backendstart/walpost/internal/httpserver"
 	"github.com/backendstart/walpost/internal/relay"
 )
@@ -44,6 +45,10 @@ type Options struct {
 	Admin    *admin.Service
 	Log      *slog.Logger
 	Version  string
+	// Doctor is what the doctor of the process has found last, Sources what is found in the tables of the sources. nil is a
+	// server that does not know.
+	Doctor  func() doctor.Said
+	Sources func(context.Context) ([]doctor.SourceReport, error)
 }
 
 // Server answers for one relay.
@@ -54,7 +59,9 @@ type Server struct {
 	// crossOrigin finds requests that a page of another site makes a browser send.
 	crossOrigin *http.CrossOriginProtection
 	times       times
+	handler     http.Handler  // of mux, with problems for what mux does not know
 	followers   atomic.Int32  // streams under way
+	surveying   chan struct{} // has room while no one looks at the tables of the sources
 	stopping    chan struct{} // closed when Run stops
 }
 
@@ -84,8 +91,9 @@ func New(options Options) *Server {
 	s := &Server{
 		options: options, listens: reachOf(options.Listen), mux: http.NewServeMux(), crossOrigin: http.NewCrossOriginProtection(),
 		times:    times{read: 5 * time.Second, write: writeTimeout, idle: 2 * time.Minute, drain: 2 * time.Second, beat: 15 * time.Second},
-		stopping: make(chan struct{}),
+		stopping: make(chan struct{}), surveying: make(chan struct{}, 1),
 	}
+	s.handler = httpserver.Problems(s.mux, s.problem)
 	s.mux.HandleFunc("GET /live", s.live)
 	s.mux.HandleFunc("GET /ready", s.ready)
 	s.mux.HandleFunc("GET /leader", s.leader)
@@ -96,8 +104,7 @@ func New(options Options) *Server {
 		MaxRequestsInFlight: maxScrapes,
 		Timeout:             writeTimeout - time.Second,
 	}))
-	s.mux.HandleFunc("GET /v1/attempts", s.attempts)
-	s.routeV1()
+	s.route()
 	return s
 }
 
@@ -105,7 +112,7 @@ func New(options Options) *Server {
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
-	s.mux.ServeHTTP(w, r)
+	s.handler.ServeHTTP(w, r)
 }
 
 // Run answers on listener, which it closes, until ctx ends; then it ends streams, gives answers under way a

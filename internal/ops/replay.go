@@ -12,35 +12,34 @@ import (
 	"github.com/backendstart/walpost/internal/replay"
 )
 
-// routeReplays adds the routes below /v1/replays.
-func (s *Server) routeReplays(route func(pattern string, answer func(context.Context, *http.Request) (any, error))) {
-	service := s.options.Admin
-	route("GET /v1/replays", func(ctx context.Context, _ *http.Request) (any, error) {
-		replays, err := service.Replays(ctx, defaultLimit)
-		if replays == nil {
-			replays = []replay.Replay{} // in JSON a list
-		}
-		return map[string]any{"replays": replays}, err
-	})
-	route("GET /v1/replays/{id}", func(ctx context.Context, r *http.Request) (any, error) {
-		id, err := replayID(r)
-		if err != nil {
-			return nil, err
-		}
-		return service.FindReplay(ctx, id)
-	})
-	route("POST /v1/replays", s.replay)
-	route("POST /v1/replays/{id}/cancel", func(ctx context.Context, r *http.Request) (any, error) {
-		id, err := replayID(r)
-		if err != nil {
-			return nil, err
-		}
-		var body reasons
-		if err := decode(r, &body); err != nil {
-			return nil, err
-		}
-		return service.CancelReplay(ctx, id, body.by(r), body.Why)
-	})
+// replaysAnswer is the answer of GET /v1/replays.
+type replaysAnswer struct {
+	Replays []replay.Replay `json:"replays"`
+}
+
+func (s *Server) listReplays(ctx context.Context, _ *http.Request) (any, error) {
+	replays, err := s.options.Admin.Replays(ctx, defaultLimit)
+	return replaysAnswer{append([]replay.Replay{}, replays...)}, err // in JSON a list
+}
+
+func (s *Server) showReplay(ctx context.Context, r *http.Request) (any, error) {
+	id, err := replayID(r)
+	if err != nil {
+		return nil, err
+	}
+	return s.options.Admin.FindReplay(ctx, id)
+}
+
+func (s *Server) cancelReplay(ctx context.Context, r *http.Request) (any, error) {
+	id, err := replayID(r)
+	if err != nil {
+		return nil, err
+	}
+	var body reasons
+	if err := decode(r, &body); err != nil {
+		return nil, err
+	}
+	return s.options.Admin.CancelReplay(ctx, id, body.by(r), body.Why)
 }
 
 func replayID(r *http.Request) (int64, error) {
@@ -51,20 +50,29 @@ func replayID(r *http.Request) (int64, error) {
 	return id, nil
 }
 
+// replayRequest is the body of POST /v1/replays.
+type replayRequest struct {
+	reasons
+	Subscriber string    `json:"subscriber"`
+	Source     string    `json:"source"`
+	Type       string    `json:"type"`
+	Key        string    `json:"key" max:"1024"`
+	Since      time.Time `json:"since"`
+	Until      time.Time `json:"until"`
+	Again      bool      `json:"again"`
+	Rate       *int      `json:"rate"`
+	DryRun     bool      `json:"dry_run"`
+}
+
+// replayAnswer is the answer of POST /v1/replays; a dry run has no replay.
+type replayAnswer struct {
+	Estimate replay.Estimate `json:"estimate"`
+	Replay   *replay.Replay  `json:"replay,omitempty"`
+}
+
 // replay answers with the estimate, and with the replay unless it is a dry run.
 func (s *Server) replay(ctx context.Context, r *http.Request) (any, error) {
-	var body struct {
-		reasons
-		Subscriber string    `json:"subscriber"`
-		Source     string    `json:"source"`
-		Type       string    `json:"type"`
-		Key        string    `json:"key" max:"1024"`
-		Since      time.Time `json:"since"`
-		Until      time.Time `json:"until"`
-		Again      bool      `json:"again"`
-		Rate       *int      `json:"rate"`
-		DryRun     bool      `json:"dry_run"`
-	}
+	var body replayRequest
 	if err := decode(r, &body); err != nil {
 		return nil, err
 	}
@@ -80,8 +88,8 @@ func (s *Server) replay(ctx context.Context, r *http.Request) (any, error) {
 	}
 	estimate, err := s.options.Admin.EstimateReplay(ctx, request)
 	if err != nil || body.DryRun {
-		return map[string]any{"estimate": estimate}, err
+		return replayAnswer{Estimate: estimate}, err
 	}
 	asked, err := s.options.Admin.Replay(ctx, request, estimate, body.by(r), body.Why)
-	return map[string]any{"estimate": estimate, "replay": asked}, err
+	return replayAnswer{estimate, &asked}, err
 }

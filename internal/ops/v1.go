@@ -27,45 +27,42 @@ const (
 	defaultLimit, maxLimit = 100, 1000
 )
 
-// routeV1 adds the routes below /v1.
-func (s *Server) routeV1() {
-	route := func(pattern string, answer func(context.Context, *http.Request) (any, error)) {
-		s.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) { s.serveV1(w, r, withoutQuery(answer)) })
+// toldStatus is the status with what this relay has in memory.
+func (s *Server) toldStatus(ctx context.Context) (admin.Status, error) {
+	status, err := s.options.Admin.Status(ctx)
+	if err == nil {
+		status.AddProgress(s.options.Relay.Progress())
 	}
-	service := s.options.Admin
-	told := func(ctx context.Context) (admin.Status, error) {
-		status, err := service.Status(ctx)
-		if err == nil {
-			status.AddProgress(s.options.Relay.Progress())
-		}
-		return status, err
+	return status, err
+}
+
+// subscribersAnswer is the answer of GET /v1/subscribers.
+type subscribersAnswer struct {
+	Subscribers []admin.Subscriber `json:"subscribers"`
+}
+
+func (s *Server) subscribers(ctx context.Context, _ *http.Request) (any, error) {
+	status, err := s.toldStatus(ctx)
+	return subscribersAnswer{status.Subscribers}, err
+}
+
+// owedAnswer is the answer of GET /v1/owed/{event}.
+type owedAnswer struct {
+	Owed []admin.Delivery `json:"owed"`
+}
+
+func (s *Server) showOwed(ctx context.Context, r *http.Request) (any, error) {
+	deliveries, err := s.options.Admin.Show(ctx, r.PathValue("event"))
+	return owedAnswer{deliveries}, err
+}
+
+func (s *Server) event(ctx context.Context, r *http.Request) (any, error) {
+	e, err := s.options.Admin.Event(ctx, r.PathValue("event"))
+	if err != nil {
+		return nil, err
 	}
-	route("GET /v1/status", func(ctx context.Context, _ *http.Request) (any, error) { return told(ctx) })
-	route("GET /v1/subscribers", func(ctx context.Context, _ *http.Request) (any, error) {
-		status, err := told(ctx)
-		return map[string]any{"subscribers": status.Subscribers}, err
-	})
-	route("POST /v1/subscribers/{name}/pause", changeState(service.Pause, admin.Paused))
-	route("POST /v1/subscribers/{name}/resume", changeState(service.Resume, admin.Live))
-	s.mux.HandleFunc("GET /v1/owed", func(w http.ResponseWriter, r *http.Request) {
-		s.serveV1(w, r, s.listOwed)
-	})
-	route("GET /v1/owed/{event}", func(ctx context.Context, r *http.Request) (any, error) {
-		deliveries, err := service.Show(ctx, r.PathValue("event"))
-		return map[string]any{"owed": deliveries}, err
-	})
-	route("POST /v1/owed/redrive", s.redrive)
-	route("GET /v1/events/{event}", func(ctx context.Context, r *http.Request) (any, error) {
-		e, err := service.Event(ctx, r.PathValue("event"))
-		if err != nil {
-			return nil, err
-		}
-		e.AddRemembered(s.remembered(relay.AttemptFilter{Event: e.ID}, maxAttempts))
-		return e, e.Known()
-	})
-	route("POST /v1/owed/discard", s.discard)
-	route("POST /v1/owed/add", s.add)
-	s.routeReplays(route)
+	e.AddRemembered(s.remembered(relay.AttemptFilter{Event: e.ID}, maxAttempts))
+	return e, e.Known()
 }
 
 // reasons are in the body of every request that changes something.
@@ -79,6 +76,12 @@ func (b reasons) by(r *http.Request) string {
 	return strings.TrimSpace(b.Who + " via ops API from " + r.RemoteAddr)
 }
 
+// changedState is the answer of a pause or a resume.
+type changedState struct {
+	Subscriber string `json:"subscriber"`
+	State      string `json:"state"`
+}
+
 func changeState(change func(ctx context.Context, subscriber, who, why string) error, state string) func(context.Context, *http.Request) (any, error) {
 	return func(ctx context.Context, r *http.Request) (any, error) {
 		var body reasons
@@ -86,26 +89,28 @@ func changeState(change func(ctx context.Context, subscriber, who, why string) e
 			return nil, err
 		}
 		name := r.PathValue("name")
-		return map[string]string{"subscriber": name, "state": state}, change(ctx, name, body.by(r), body.Why)
+		return changedState{name, state}, change(ctx, name, body.by(r), body.Why)
 	}
 }
 
 func (s *Server) listOwed(ctx context.Context, r *http.Request) (any, error) {
-	filter, err := filterOf(r)
+	filter, after, err := filterOf(r)
 	if err != nil {
 		return nil, err
 	}
-	deliveries, more, err := s.options.Admin.Owed(ctx, filter)
-	return map[string]any{"owed": deliveries, "more": more}, err
+	return s.options.Admin.OwedPage(ctx, filter, after)
+}
+
+// addition is the body of POST /v1/owed/add.
+type addition struct {
+	reasons
+	Subscriber string     `json:"subscriber"`
+	Events     []string   `json:"events"`
+	State      lane.State `json:"state"`
 }
 
 func (s *Server) add(ctx context.Context, r *http.Request) (any, error) {
-	var body struct {
-		reasons
-		Subscriber string     `json:"subscriber"`
-		Events     []string   `json:"events"`
-		State      lane.State `json:"state"`
-	}
+	var body addition
 	if err := decode(r, &body); err != nil {
 		return nil, err
 	}

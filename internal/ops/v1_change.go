@@ -62,6 +62,11 @@ func (s *Server) redrive(ctx context.Context, r *http.Request) (any, error) {
 	return s.options.Admin.Redrive(ctx, filter, c.by(r), c.Why)
 }
 
+// wouldDiscard is the answer of a discard that is a dry run.
+type wouldDiscard struct {
+	WouldDiscard int64 `json:"would_discard"`
+}
+
 func (s *Server) discard(ctx context.Context, r *http.Request) (any, error) {
 	c, filter, err := choiceOf(r)
 	if err != nil {
@@ -69,7 +74,7 @@ func (s *Server) discard(ctx context.Context, r *http.Request) (any, error) {
 	}
 	if c.DryRun {
 		counts, _, err := s.options.Admin.Fitting(ctx, filter)
-		return map[string]any{"would_discard": admin.Total(counts, c.Limit)}, err
+		return wouldDiscard{admin.Total(counts, c.Limit)}, err
 	}
 	return s.options.Admin.Discard(ctx, filter, c.by(r), c.Why)
 }

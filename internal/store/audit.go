@@ -142,6 +142,34 @@ func Notes(ctx context.Context, q Querier, slot, eventID string) ([]Note, error)
 	return notes, nil
 }
 
+// PlacedNote is a note with its number.
+type PlacedNote struct {
+	ID int64 `json:"id"`
+	Note
+}
+
+// ListNotes returns notes of a slot, the newest first: of these actions (none is all), with numbers below before (0 is
+// all), at most limit.
+func ListNotes(ctx context.Context, q Querier, slot string, actions []string, before int64, limit int) ([]PlacedNote, error) {
+	rows, err := q.Query(ctx, `
+		SELECT id, at, who, action, what, why FROM walpost.audit
+		WHERE slot = $1 AND (cardinality($2::text[]) = 0 OR action = ANY ($2)) AND ($3 = 0 OR id < $3) ORDER BY id DESC LIMIT $4`,
+		slot, append([]string{}, actions...), before, limit)
+	if err != nil {
+		return nil, fmt.Errorf("read the audit of slot %q: %w", slot, err)
+	}
+	notes, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (PlacedNote, error) {
+		var n PlacedNote
+		err := row.Scan(&n.ID, &n.At, &n.Who, &n.Action, &n.What, &n.Why)
+		n.At = n.At.UTC()
+		return n, err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read the audit of slot %q: %w", slot, err)
+	}
+	return notes, nil
+}
+
 // LastChangeSQL is the number of the last change by people at a slot; slot is an expression.
 func LastChangeSQL(slot string) string {
 	return `(SELECT coalesce(max(n.id), 0) FROM walpost.audit n WHERE n.slot = ` + slot + `)`

@@ -78,7 +78,9 @@ func StandsBy(ctx context.Context, q Querier, prefix, ours string) (bool, error)
 // Elect makes holder the leader of a slot, if nothing has changed since seen was read, and reports whether it did. The
 // session of conn then has the key that is recorded. A new holder gets a new term. The one that is recorded already
 // comes back after the loss of its session: its leadership goes on under the same term.
-func Elect(ctx context.Context, conn *pgx.Conn, slot, holder string, seen Leader) (Key, error) {
+//
+// address is where the ops API of holder answers, "" for nowhere that others reach.
+func Elect(ctx context.Context, conn *pgx.Conn, slot, holder, address string, seen Leader) (Key, error) {
 	if seen.Term == 0 {
 		_, err := conn.Exec(ctx, `INSERT INTO walpost.leader (slot, holder, term) VALUES ($1, '', 0) ON CONFLICT DO NOTHING`, slot)
 		if err != nil {
@@ -91,9 +93,9 @@ func Elect(ctx context.Context, conn *pgx.Conn, slot, holder string, seen Leader
 		return 0, fmt.Errorf("take the lead of slot %q: lock %d: %w", slot, key, errors.Join(err, ErrOvertaken))
 	}
 	tag, err := conn.Exec(ctx, `
-		UPDATE walpost.leader l SET holder = $2, key = $3, role = session_user, former_keys = `+remember+`,
+		UPDATE walpost.leader l SET holder = $2, key = $3, role = session_user, address = $6, former_keys = `+remember+`,
 		    term = CASE WHEN l.holder = $2 THEN l.term ELSE `+nextTerm+` END
-		WHERE l.slot = $1 AND l.term = $4 AND coalesce(l.key, 0) = $5`, slot, holder, key, seen.Term, seen.Key)
+		WHERE l.slot = $1 AND l.term = $4 AND coalesce(l.key, 0) = $5`, slot, holder, key, seen.Term, seen.Key, address)
 	if err == nil && tag.RowsAffected() == 0 {
 		err = ErrOvertaken
 	}
@@ -165,6 +167,16 @@ func LastLeader(ctx context.Context, q Querier, slot string) (holder string, ter
 		return "", 0, fmt.Errorf("look who led slot %q: %w", slot, err)
 	}
 	return holder, term, nil
+}
+
+// LeaderAddress returns who leads a slot now and where the ops API of that relay answers; "" where no one leads, or where
+// it is not known.
+func LeaderAddress(ctx context.Context, q Querier, slot string) (holder, address string, err error) {
+	err = q.QueryRow(ctx, `SELECT holder, address FROM walpost.leader WHERE slot = $1 AND holder <> ''`, slot).Scan(&holder, &address)
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return "", "", fmt.Errorf("look where the leader of slot %q answers: %w", slot, err)
+	}
+	return holder, address, nil
 }
 
 // Stranger is a session of a role that is none of the relay's, and holds or awaits an advisory lock that the relay uses

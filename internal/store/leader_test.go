@@ -55,7 +55,7 @@ func find(t *testing.T, db *testdb.DB) store.Leader {
 
 func mustElect(t *testing.T, conn *pgx.Conn, holder string, seen store.Leader) store.Key {
 	t.Helper()
-	key, err := store.Elect(t.Context(), conn, slot, holder, seen)
+	key, err := store.Elect(t.Context(), conn, slot, holder, "", seen)
 	if err != nil || key == 0 {
 		t.Fatalf("%s is not elected: %v", holder, err)
 	}
@@ -68,7 +68,7 @@ func TestElect_oneOfThoseThatHaveSeenTheSameWins(t *testing.T) {
 	first, second := connect(t, db.DSN), connect(t, db.DSN)
 	seen := find(t, db)
 	key := mustElect(t, first, "first", seen)
-	if _, err := store.Elect(t.Context(), second, slot, "second", seen); !errors.Is(err, store.ErrOvertaken) {
+	if _, err := store.Elect(t.Context(), second, slot, "second", "", seen); !errors.Is(err, store.ErrOvertaken) {
 		t.Errorf("the second got %v, want ErrOvertaken", err)
 	}
 	leader := find(t, db)
@@ -81,7 +81,7 @@ func TestElect_oneOfThoseThatHaveSeenTheSameWins(t *testing.T) {
 	}
 	// What the second has seen now it may replace, and that once.
 	mustElect(t, second, "second", leader)
-	if _, err := store.Elect(t.Context(), first, slot, "first", leader); !errors.Is(err, store.ErrOvertaken) {
+	if _, err := store.Elect(t.Context(), first, slot, "first", "", leader); !errors.Is(err, store.ErrOvertaken) {
 		t.Errorf("the first got %v, want ErrOvertaken", err)
 	}
 }
@@ -96,7 +96,7 @@ func TestElect_leadsOnUnderTheSameTermAfterTheLossOfASession(t *testing.T) {
 	if after := find(t, db); after.Term != before.Term || again == key {
 		t.Errorf("after the loss of its session the leader is %+v, want term %d and another key than %d", after, before.Term, key)
 	}
-	if _, err := store.Elect(t.Context(), standby, slot, "another", before); !errors.Is(err, store.ErrOvertaken) {
+	if _, err := store.Elect(t.Context(), standby, slot, "another", "", before); !errors.Is(err, store.ErrOvertaken) {
 		t.Errorf("one that has seen the old session got %v, want ErrOvertaken", err)
 	}
 }
@@ -228,5 +228,29 @@ func TestClaimReader_needsTheKeyAndThatNoOtherWasFaster(t *testing.T) {
 	}
 	if err := fence.Lead(t.Context(), db.Pinned, "single", 42, false); err != nil {
 		t.Error(err)
+	}
+}
+
+// S-431: a standby sends those who ask it to the address that the leader has written.
+func TestElect_recordsWhereTheLeaderAnswers(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	address := func() string {
+		holder, address, err := store.LeaderAddress(t.Context(), db.Pinned, slot)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return holder + " " + address
+	}
+	if got := address(); got != " " {
+		t.Errorf("before the first leader: %q", got)
+	}
+	for _, step := range []struct{ holder, address string }{{"first", "10.0.0.1:8081"}, {"second", ""}, {"third", "[::1]:8081"}} {
+		if _, err := store.Elect(t.Context(), connect(t, db.DSN), slot, step.holder, step.address, find(t, db)); err != nil {
+			t.Fatal(err)
+		}
+		if got, want := address(), step.holder+" "+step.address; got != want {
+			t.Errorf("the leader answers at %q, want %q", got, want)
+		}
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/backendstart/walpost/internal/httpserver"
 	"github.com/backendstart/walpost/internal/lessons"
 )
 
@@ -70,7 +71,7 @@ func New(o Options) http.Handler {
 	users.UseSimpleModifier(func(op *huma.Operation) { op.Security = []map[string][]string{{"bearer": {}}} })
 	a.routes(open, users)
 	describe(mux, open.OpenAPI())
-	return a.observe(problems(mux))
+	return a.observe(httpserver.Problems(mux, func(w http.ResponseWriter, status int, detail string) { writeProblem(w, status, detail) }))
 }
 
 // configuration is written out in place of huma.DefaultConfig, which adds $schema members to every
