@@ -44,6 +44,7 @@ type commands struct {
 	Doctor      doctorCommand      `cmd:"" help:"Check settings, rights, slot and publication, and say what fixes them."`
 	Sources     sourcesCommand     `cmd:"" help:"Show what walpost finds in the outbox tables, and suggest a configuration."`
 	Status      statusCommand      `cmd:"" help:"Show where slot and subscribers stand, and what is owed."`
+	Top         topCommand         `cmd:"" help:"Watch the running relay at a terminal."`
 	Subscribers subscribersCommand `cmd:"" help:"List, pause, resume or forget subscribers."`
 	Owed        owedCommand        `cmd:"" help:"List what subscribers are owed; retry (redrive), discard or add it."`
 	Deadletters owedCommand        `cmd:"" help:"List, retry (redrive) or discard dead letters: owed with --state=dead."`

@@ -1,0 +1,225 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"strings"
+	"time"
+
+	tea "charm.land/bubbletea/v2"
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+
+	"github.com/backendstart/walpost/internal/admin"
+	"github.com/backendstart/walpost/internal/config"
+	"github.com/backendstart/walpost/internal/relay"
+)
+
+type topCommand struct {
+	config.File
+	config.Ask
+	Every config.Duration `type:"duration" default:"2s" placeholder:"DURATION" help:"How often to ask the relay; at least 500ms."`
+}
+
+func (topCommand) Help() string {
+	return `Examples:
+
+  walpost top
+  walpost top --ops-url http://10.0.0.7:8081
+
+The running relay at a glance, at a terminal: who holds the slot and how long it lasts, and for each subscriber what it is delivered, owes and holds. It asks the ops API and needs no database.
+
+IN is events a second, OUT deliveries and FAIL failed attempts, since the last look. OPEN is in memory, OLDEST the age of the oldest of it. WAITING and DEAD are in walpost.owed. HOLDS is WAL that the server keeps for the subscriber.
+
+Up and down scroll, space stops the clock, q ends. For scripts: walpost status --json`
+}
+
+// Validate is called by kong.
+func (c topCommand) Validate() error {
+	if c.Every.Std() < 500*time.Millisecond {
+		return config.Invalid(errors.New("--every: must be at least 500ms"))
+	}
+	return nil
+}
+
+func (c topCommand) Run(r *run) error {
+	in, out := fileOf(r.Stdin), fileOf(r.Stdout)
+	if !isTerminal(r.Stdin) || !isTerminal(r.Stdout) {
+		return config.Invalid(errors.New("top needs a terminal: walpost status is for everything else"))
+	}
+	relay, err := ask(r, c.Ask)
+	if err != nil {
+		return err
+	}
+	defer relay.client.CloseIdleConnections()
+	first := lookAt(r.ctx, relay)
+	if first.silent != nil {
+		return first.silent // a person who named the wrong address wants to see that at once
+	}
+	program := tea.NewProgram(newTop(func() sight { return lookAt(r.ctx, relay) }, c.Every.Std(), relay.url, first),
+		tea.WithContext(r.ctx), tea.WithInput(in), tea.WithOutput(out), tea.WithoutSignalHandler())
+	if _, err := program.Run(); err != nil && r.ctx.Err() == nil {
+		return err
+	}
+	return nil
+}
+
+// sight is what top has seen at a moment.
+type sight struct {
+	at     time.Time
+	status admin.Status
+	health relay.Health
+	// progress is nil where another relay leads; elsewhere says where that one answers.
+	progress  *relay.Progress
+	elsewhere string
+	// left is how long the slot lasts, in seconds, +Inf without a limit, NaN where it is not known.
+	left     float64
+	received float64 // events since the process started
+	version  string
+	// silent says why there is nothing of all this.
+	silent error
+}
+
+// lookAt asks the relay for everything that top shows.
+func lookAt(ctx context.Context, of *asked) sight {
+	s := sight{at: time.Now(), left: math.NaN()}
+	if s.silent = of.get(ctx, "/v1/status", nil, &s.status); s.silent != nil {
+		return s
+	}
+	if s.silent = of.get(ctx, readyPath, nil, &s.health); s.silent != nil {
+		return s
+	}
+	progress := new(relay.Progress)
+	if err := of.get(ctx, "/v1/progress", nil, progress); err == nil {
+		s.progress = progress
+	} else {
+		s.elsewhere = err.Error()
+	}
+	body, err := of.open(ctx, "/metrics", nil)
+	if err != nil {
+		return s // the rest is worth seeing
+	}
+	defer body.Close()
+	s.readMetrics(io.LimitReader(body, maxAnswer))
+	return s
+}
+
+// readMetrics takes what no other route tells.
+func (s *sight) readMetrics(text io.Reader) {
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(text)
+	if err != nil {
+		return
+	}
+	each := func(name string, fn func(*dto.Metric)) {
+		for _, m := range families[name].GetMetric() {
+			fn(m)
+		}
+	}
+	each("walpost_slot_seconds_until_lost", func(m *dto.Metric) { s.left = m.GetGauge().GetValue() })
+	each("walpost_events_received_total", func(m *dto.Metric) { s.received += m.GetCounter().GetValue() })
+	each("walpost_build_info", func(m *dto.Metric) {
+		for _, label := range m.GetLabel() {
+			if label.GetName() == "version" {
+				s.version = label.GetValue()
+			}
+		}
+	})
+}
+
+// seen is a message: top has looked again.
+type seen sight
+
+// due is a message: it is time to look.
+type due struct{}
+
+// top is what is on the screen. It is changed by Update alone, on the goroutine of the program.
+type top struct {
+	look          func() sight
+	every         time.Duration
+	url           string
+	now, before   sight // before is the look that rates are taken from; its at is zero before the second
+	failed        error // why the last look brought nothing
+	width, height int
+	skipped       int // subscribers above the screen
+	stopped       bool
+}
+
+func newTop(look func() sight, every time.Duration, url string, first sight) top {
+	return top{look: look, every: every, url: url, now: first, width: 80, height: 24}
+}
+
+// Init implements tea.Model.
+func (t top) Init() tea.Cmd { return t.wait() }
+
+func (t top) wait() tea.Cmd { return tea.Tick(t.every, func(time.Time) tea.Msg { return due{} }) }
+
+// Update implements tea.Model.
+func (t top) Update(message tea.Msg) (tea.Model, tea.Cmd) {
+	switch m := message.(type) {
+	case tea.WindowSizeMsg:
+		t.width, t.height = m.Width, m.Height
+	case tea.KeyPressMsg:
+		switch m.String() {
+		case "q", "ctrl+c", "esc":
+			return t, tea.Quit
+		case "down", "j":
+			t.skipped++
+		case "up", "k":
+			t.skipped--
+		case "space":
+			t.stopped = !t.stopped
+		}
+		t.skipped = max(0, min(t.skipped, len(t.now.status.Subscribers)-1))
+	case due:
+		if t.stopped {
+			return t, t.wait()
+		}
+		look := t.look
+		return t, func() tea.Msg { return seen(look()) }
+	case seen:
+		if t.failed = m.silent; m.silent == nil {
+			t.before, t.now = t.now, sight(m)
+		}
+		return t, t.wait()
+	}
+	return t, nil
+}
+
+// View implements tea.Model.
+func (t top) View() tea.View {
+	view := tea.NewView(t.screen())
+	view.AltScreen = true
+	view.WindowTitle = "walpost top"
+	return view
+}
+
+// screen is the text of the view: as many lines as the terminal has, none wider than it.
+func (t top) screen() string {
+	lines := t.head()
+	lines = append(lines, "")
+	foot := "q ends, space stops the clock, up and down scroll"
+	if t.stopped {
+		foot = "STOPPED, space goes on; " + foot
+	}
+	rows := t.rows()
+	room := max(1, t.height-len(lines)-2) // without the names of the columns and the foot
+	shown := rows[1:]
+	skipped := max(0, min(t.skipped, len(shown)-room))
+	if hidden := len(shown) - room; hidden > 0 {
+		foot = fmt.Sprintf("%d of %d subscribers; ", room, len(shown)) + foot
+	}
+	lines = append(lines, rows[0])
+	for i := skipped; i < len(shown) && i < skipped+room; i++ {
+		lines = append(lines, shown[i])
+	}
+	lines = append(lines, foot)
+	for i := range lines {
+		lines[i] = cut(lines[i], t.width)
+	}
+	return strings.Join(lines, "\n")
+}
