@@ -223,7 +223,7 @@ func printStatus(w io.Writer, s admin.Status) {
 		}
 	}
 	for _, other := range s.Unread {
-		fmt.Fprintf(w, "  Slot %s, too, is one of walpost's here: no one reads it, and the server keeps %s of WAL for it. Start its relay, or remove it (docs/operations.md, Remove walpost).\n",
+		fmt.Fprintf(w, "  Slot %s, too, is one of walpost's here: no one reads it, and the server keeps %s of WAL for it. Start its relay, or remove it (docs/operating.md, Remove walpost).\n",
 			plain(other.Name, 64), printable.Size(other.RetainedBytes))
 	}
 	running := "no one reads the slot: no relay runs, or it cannot stream"

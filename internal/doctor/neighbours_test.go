@@ -142,13 +142,13 @@ func TestDocs_removeWalpostAndNothingElse(t *testing.T) {
 	h.relay()
 	h.slot("old", "pgoutput")
 	h.db.Exec(`INSERT INTO walpost.slots (slot, system_id, timeline, state) VALUES ('old', '1', 1, 'ready')`)
-	page, err := os.ReadFile("../../docs/operations.md")
+	page, err := os.ReadFile("../../docs/operating.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, section, found := strings.Cut(string(page), "## Remove walpost")
 	if !found {
-		t.Fatal("docs/operations.md has no section Remove walpost")
+		t.Fatal("docs/operating.md has no section Remove walpost")
 	}
 	blocks := regexp.MustCompile("(?s)```sql\n(.*?)```").FindAllStringSubmatch(section, -1)
 	if len(blocks) != 2 {
