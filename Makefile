@@ -37,6 +37,7 @@ test: ## Every test against a real Postgres with the race detector, some ten min
 	@go vet $(PKG)
 	@go run ./scripts/gotest -race -timeout 40m -p $$(($$(getconf _NPROCESSORS_ONLN) + 1)) $(PKG)
 	@$(if $(VIRTUAL_PKG),go run ./scripts/gotest -run '$(VIRTUAL)' -timeout 15m $(VIRTUAL_PKG))
+	@$(if $(filter ./...,$(PKG)),go run ./scripts/gotest -C deploy/check ./...)
 
 test-versions: ## Every test that needs Postgres on each supported version, without -race; VERSIONS="14 18" for some, PKG for one package
 	@PKG="$(PKG)" SKIP='$(VIRTUAL)' ARGS="$(ARGS)" sh scripts/test-versions.sh $(VERSIONS)
@@ -75,15 +76,15 @@ vuln: ## Known weaknesses of what is linked (govulncheck), where its database ca
 	@sh scripts/vuln.sh
 
 lint: ## gofmt, go mod tidy, go vet, golangci-lint
-	@unformatted=$$(gofmt -l cmd internal migrations scripts); \
+	@unformatted=$$(gofmt -l cmd deploy internal migrations scripts); \
 	if [ -n "$$unformatted" ]; then echo "not formatted, make fmt does it: $$unformatted" >&2; exit 1; fi
-	@go mod tidy -diff
-	@go vet -tags soak,docker,outside ./...
+	@go mod tidy -diff && go -C deploy/check mod tidy -diff
+	@go vet -tags soak,docker,outside ./... && go -C deploy/check vet ./...
 	@if golangci-lint version 2>/dev/null | grep -q " version $(GOLANGCI) "; then golangci-lint run; \
 	else go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v$(GOLANGCI) run; fi
 
 fmt: ## Format the code
-	gofmt -w cmd internal migrations scripts
+	gofmt -w cmd deploy internal migrations scripts
 
 check: lint test ## What a change must pass: lint and test
 

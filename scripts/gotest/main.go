@@ -37,7 +37,11 @@ func run(args []string, ci bool, stdout, stderr io.Writer) error {
 		fmt.Fprintln(stderr, "gotest: testing without -race:", hint)
 	}
 
-	cmd := exec.Command("go", append([]string{"test", "-json"}, args...)...)
+	command := []string{"test"}
+	if len(args) > 1 && args[0] == "-C" { // go wants it first
+		command, args = append(command, args[:2]...), args[2:]
+	}
+	cmd := exec.Command("go", append(append(command, "-json"), args...)...)
 	cmd.Stderr = stderr
 	pipe, err := cmd.StdoutPipe()
 	if err != nil {
