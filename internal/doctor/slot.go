@@ -269,7 +269,7 @@ func checkOtherSlots(ctx context.Context, c *checker) ([]Finding, error) {
 		if slices.Contains(former, name) && of == c.database {
 			found = append(found, warning(fmt.Sprintf("slot %q is one of walpost's in this database, has no reader and keeps %s of WAL", name, printable.Size(held)),
 				"slot: has another name now, or the relay of that slot is down; the server keeps WAL for it until the disk is full",
-				&Fix{Do: "start its relay; or, if it was renamed, remove the old slot as docs/operations.md says (Remove walpost)"}).about(name))
+				&Fix{Do: "start its relay; or, if it was renamed, remove the old slot as docs/operating.md says (Remove walpost)"}).about(name))
 			return nil
 		}
 		found = append(found, warning(fmt.Sprintf("slot %q (%s) has no reader and keeps %s of WAL", name, of, printable.Size(held)), "it fills the disk that all of the server stands on",

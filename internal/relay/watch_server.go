@@ -65,7 +65,7 @@ func (w *serverWatch) nameUnread(unread []wal.Unread, named []string) (now []str
 	for _, other := range unread {
 		if now = append(now, other.Name); !slices.Contains(named, other.Name) {
 			w.Log.Warn("another slot of walpost in this database has no reader, and the server keeps WAL for it: start its relay, "+
-				"or, if slot: has a new name, remove the old one as docs/operations.md says (Remove walpost)",
+				"or, if slot: has a new name, remove the old one as docs/operating.md says (Remove walpost)",
 				"slot", other.Name, "retained_bytes", other.RetainedBytes)
 		}
 	}
