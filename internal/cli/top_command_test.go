@@ -65,7 +65,7 @@ func TestTop_showsWhoIsWrongAndWhatItHolds(t *testing.T) {
 	if got, want := strings.Join(row("achievements"), " "), "achievements live 200 0 5 2s 0 0 0 B"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	if got, want := strings.Join(row("billing"), " "), "billing AWAY 0 2.0 0 - 1234 2 2.0 MiB"; got != want {
+	if got, want := strings.Join(row("billing"), " "), "billing AWAY 0 2.0 0 - 1234 2 2 MiB"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
@@ -91,7 +91,7 @@ func TestTop_keepsToTheTerminal(t *testing.T) {
 				t.Errorf("at %d columns a line has %d: %s", width, got, line)
 			}
 		}
-		for what, from := range map[string]int{"HOLDS": 80, "1234": 80, "2.0 MiB": 80, "LAST ERROR": 120, "connection refused": 120, "and 2 more": 80} {
+		for what, from := range map[string]int{"HOLDS": 80, "1234": 80, "2 MiB": 80, "LAST ERROR": 120, "connection refused": 120, "and 2 more": 80} {
 			if width >= from && !strings.Contains(screen, what) {
 				t.Errorf("at %d columns the screen lacks %q:\n%s", width, what, screen)
 			}

@@ -32,7 +32,7 @@ func (t top) head() []string {
 	}
 	slot := s.status.Slot
 	if slot.Exists {
-		lines = append(lines, fmt.Sprintf("slot %s %s  lag %s  retained %s  lost in %s", slot.Name, orDash(slot.WALStatus),
+		lines = append(lines, fmt.Sprintf("slot %s %s  lag %s  retained %s  lost %s", slot.Name, orDash(slot.WALStatus),
 			printable.Size(slot.LagBytes), printable.Size(slot.Retained), lasts(s.left)))
 	} else {
 		lines = append(lines, fmt.Sprintf("slot %s DOES NOT EXIST", slot.Name))
@@ -45,7 +45,11 @@ func (t top) head() []string {
 	if p := s.progress; p != nil {
 		lines = append(lines, fmt.Sprintf("in %s/s  open %d (%s)", rate(s.received-t.before.received, t.since()), p.OpenEvents, printable.Size(p.OpenBytes)))
 	} else {
-		lines = append(lines, "what the leader has in memory is not here: "+plain(s.elsewhere, 200))
+		why := s.elsewhere
+		if _, detail, redirected := strings.Cut(why, "Temporary Redirect: "); redirected {
+			why = detail
+		}
+		lines = append(lines, "what the leader has in memory is not here:", "  "+plain(why, 200))
 	}
 	if t.failed != nil {
 		lines = append(lines, "! "+plain(t.failed.Error(), 200))
@@ -88,9 +92,9 @@ func lasts(seconds float64) string {
 	case math.IsInf(seconds, 1):
 		return "never at this rate"
 	case seconds >= (365 * 24 * time.Hour).Seconds():
-		return "over a year"
+		return "in over a year"
 	}
-	return printable.Age(time.Duration(seconds) * time.Second)
+	return "in " + printable.Age(time.Duration(seconds)*time.Second)
 }
 
 // Widths of the columns behind the name, and the least that the name and the error have.
