@@ -193,7 +193,7 @@ func TestKubernetes_givesEachPartItsRole(t *testing.T) {
 			if strings.HasPrefix(variable.Name, "WALPOST_") && !options[variable.Name] {
 				t.Errorf("%s sets %s, which is no option", name, variable.Name)
 			}
-			if variable.ValueFrom == nil {
+			if variable.ValueFrom == nil || variable.ValueFrom.FieldRef != nil {
 				continue
 			}
 			if secret := variable.ValueFrom.SecretKeyRef; secret == nil || secret.Name != name {

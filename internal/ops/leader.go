@@ -5,7 +5,10 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"os"
+	"strings"
 
+	"github.com/backendstart/walpost/internal/httpserver"
 	"github.com/backendstart/walpost/internal/relay"
 )
 
@@ -30,12 +33,23 @@ func (s *Server) sendToLeader(w http.ResponseWriter, r *http.Request) (answered 
 	case address == "":
 		w.Header().Set("Retry-After", "5")
 		s.problem(w, http.StatusServiceUnavailable, fmt.Sprintf("this relay stands by; %s leads, and where it answers is not known: it listens on a socket", holder))
+	case httpserver.IsLoopback(address) && !isHere(holder):
+		w.Header().Set("Retry-After", "5")
+		s.problem(w, http.StatusServiceUnavailable, fmt.Sprintf("this relay stands by; %s leads, and listens on loopback of its own machine: "+
+			"give it an address that others reach, with WALPOST_OPS_LISTEN or WALPOST_OPS_ADDRESS", holder))
 	default:
 		leader := url.URL{Scheme: "http", Host: address, Path: r.URL.Path, RawQuery: r.URL.RawQuery}
 		w.Header().Set("Location", leader.String())
 		s.problem(w, http.StatusTemporaryRedirect, fmt.Sprintf("this relay stands by; the leader answers at http://%s", address))
 	}
 	return true
+}
+
+// isHere reports whether a holder, which begins with the name of its machine, cut to 20 bytes, runs on this one.
+func isHere(holder string) bool {
+	name, err := os.Hostname()
+	host, _, _ := strings.Cut(holder, "/")
+	return err == nil && host == fmt.Sprintf("%.20s", name)
 }
 
 // leaderProgress answers with what the leader has in memory.

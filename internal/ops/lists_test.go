@@ -176,6 +176,7 @@ func TestV1_aStandbySendsToTheLeader(t *testing.T) {
 		t.Errorf("what cannot be meant is refused here: %d", got.Code)
 	}
 	for _, step := range [][2]string{
+		{`UPDATE walpost.leader SET address = '127.0.0.1:8081'`, "loopback of its own machine"}, // ours would be asked again, for ever
 		{`UPDATE walpost.leader SET address = ''`, "socket"},
 		{`UPDATE walpost.leader SET holder = ''`, "no relay leads"},
 	} {

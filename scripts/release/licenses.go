@@ -88,6 +88,9 @@ func partsOf(packages, goroot string) (map[string]*part, error) {
 			name, top = p.Module.Path+" "+p.Module.Version, p.Module.Dir
 		case !p.Standard:
 			return nil, fmt.Errorf("package %s has no module", p.ImportPath)
+		default:
+			// Below are licences of what a release is not built with, such as BoringSSL.
+			p.Dir = goroot
 		}
 		if parts[name] == nil {
 			parts[name] = &part{name: name, files: make(map[string]bool)}
