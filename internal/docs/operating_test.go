@@ -27,7 +27,10 @@ func TestOperating_givesBackTheRightThatPgUpgradeTripsOver(t *testing.T) {
 	}
 	db := testdb.On(t, testdb.NewServer(t, nil))
 	isDefault := func() bool {
-		return db.Text(`SELECT bool_and(proacl IS NULL OR proacl = acldefault('f', proowner))::text FROM pg_proc WHERE proname = 'pg_logical_emit_message'`) == "true"
+		return db.Text(`SELECT bool_and(has = due)::text FROM (SELECT
+			(SELECT array_agg(a::text ORDER BY a::text) FROM unnest(coalesce(p.proacl, acldefault('f', p.proowner))) a) AS has,
+			(SELECT array_agg(a::text ORDER BY a::text) FROM unnest(acldefault('f', p.proowner)) a) AS due
+			FROM pg_proc p WHERE p.proname = 'pg_logical_emit_message') rights`) == "true"
 	}
 	if !isDefault() {
 		t.Fatal("a new server has other rights than its default")
