@@ -90,12 +90,12 @@ func (s *Server) slot(ctx context.Context, _ *http.Request) (any, error) {
 	return s.options.Admin.SlotRecord(ctx)
 }
 
-// unknownHere is what a server says that was made without a part.
-var unknownHere = errors.New("this process does not know it")
+// errUnknownHere is what a server says that was made without a part.
+var errUnknownHere = errors.New("this process does not know it")
 
 func (s *Server) doctor(context.Context, *http.Request) (any, error) {
 	if s.options.Doctor == nil {
-		return nil, unknownHere
+		return nil, errUnknownHere
 	}
 	said := s.options.Doctor()
 	said.Findings = append([]doctor.Finding{}, said.Findings...) // an empty list is [] in JSON
@@ -110,7 +110,7 @@ type sourcesAnswer struct {
 // sources looks at the catalogue through a session of its own, so one looks at a time.
 func (s *Server) sources(ctx context.Context, _ *http.Request) (any, error) {
 	if s.options.Sources == nil {
-		return nil, unknownHere
+		return nil, errUnknownHere
 	}
 	select {
 	case s.surveying <- struct{}{}:
