@@ -1,6 +1,9 @@
 package lane
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // backlog is what a lane has to hand over, by key: which keys are well and in which order they came, and which fail and
 // when their next attempt is due. It decides nothing, calls no one and starts nothing: the lane takes keys out of it
@@ -104,6 +107,12 @@ func (b *backlog) releaseEmpty(q *keyQueue) {
 		b.retries.remove(q)
 		b.release(q)
 	}
+}
+
+// remove takes the items out of a key that go, and leaves the others in their order.
+func (b *backlog) remove(q *keyQueue, goes func(it *item) bool) {
+	q.items = slices.DeleteFunc(q.items, goes)
+	b.releaseEmpty(q)
 }
 
 // newQueue makes the queue of a key that has none. Where every event has a key of its own that is once per event, so

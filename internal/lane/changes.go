@@ -76,20 +76,6 @@ func (d *debtReader) pauseOnItsWord(ctx context.Context) error {
 	return nil
 }
 
-// pauseLocked puts the subscriber in debt and gives up what was read from it. No call begins before it is resumed.
-func (l *Lane) pauseLocked(why string) {
-	if l.scope.mode == debtPaused {
-		return
-	}
-	if !l.scope.mode.whole() {
-		l.oweAllLocked(why)
-	}
-	l.scope.mode.pause()
-	for _, q := range l.backlog.keys {
-		l.giveUpLocked(q)
-	}
-}
-
 // refreshBlocked keeps the keys that wait behind a dead letter, and begins a new pass when a person has
 // dealt with one. Of more than maxKeys it keeps none: the subscriber is in debt as a whole, and the reads of the debt
 // leave them out by what is recorded.

@@ -11,14 +11,14 @@ import (
 
 // recordDead writes the dead letters among the outcomes. One that cannot be written stays open, and its
 // key waits behind it: an event is never neither delivered nor recorded.
-func (l *Lane) recordDead(items []*item, outcome []error) {
+func (c *core) recordDead(items []*item, outcome []error) {
 	var refused error // of one: the others would only wait for the same answer
 	for i, it := range items {
 		err := outcome[i]
 		if err == nil {
 			continue
 		}
-		letter, dies := l.noteDeath(it, err)
+		letter, dies := c.noteDeath(it, err)
 		if !dies {
 			continue
 		}
@@ -27,36 +27,36 @@ func (l *Lane) recordDead(items []*item, outcome []error) {
 			continue
 		}
 		// A stop must not keep a dead letter from being written.
-		ctx, cancel := context.WithTimeout(context.Background(), l.options.Timeout)
-		recordErr := l.writeDead(ctx, it, letter)
+		ctx, cancel := context.WithTimeout(context.Background(), c.options.Timeout)
+		recordErr := c.writeDead(ctx, it, letter)
 		cancel()
 		if recordErr != nil {
-			l.log.Error("record dead letter, the event stays open", "event", it.ev.ID, "err", recordErr)
+			c.log.Error("record dead letter, the event stays open", "event", it.ev.ID, "err", recordErr)
 			refused = fmt.Errorf("record dead letter: %w", recordErr)
 			outcome[i] = refused
 			continue
 		}
-		l.sayDead(letter, err)
+		c.sayDead(letter, err)
 	}
 }
 
 // sayDead names a dead letter in the log. Where many come at once it names a few a second: all of them
 // stand in walpost.owed.
-func (l *Lane) sayDead(letter Owed, err error) {
-	if !l.deadSaid.AllowN(time.Now(), 1) {
+func (c *core) sayDead(letter Owed, err error) {
+	if !c.deadSaid.AllowN(time.Now(), 1) {
 		return
 	}
 	ev := letter.Event
-	l.log.Error("event is a dead letter", "event", ev.ID, "type", ev.Type,
+	c.log.Error("event is a dead letter", "event", ev.ID, "type", ev.Type,
 		"attempts", letter.Attempts, "correlation_id", ev.CorrelationID(), "err", err)
 }
 
 // noteDeath notes why an item that failed is to be a dead letter, and returns the letter. It says no where the item is
 // to be tried again, or was recorded as owed meanwhile: then it is sent again from there.
-func (l *Lane) noteDeath(it *item, err error) (letter Owed, dies bool) {
+func (c *core) noteDeath(it *item, err error) (letter Owed, dies bool) {
 	permanent := subscriber.IsPermanent(err) && !errors.As(err, new(wholeBatch))
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if it.abandoned || !it.dead && !permanent {
 		return Owed{}, false
 	}
@@ -72,16 +72,16 @@ func (l *Lane) noteDeath(it *item, err error) (letter Owed, dies bool) {
 }
 
 // writeDead records the dead letter of an item and shows whether that works.
-func (l *Lane) writeDead(ctx context.Context, it *item, letter Owed) error {
-	err := l.ower.Dead(ctx, l.Name(), letter)
-	l.mu.Lock()
-	defer l.mu.Unlock()
+func (c *core) writeDead(ctx context.Context, it *item, letter Owed) error {
+	err := c.ower.Dead(ctx, c.Name(), letter)
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if err != nil {
-		l.stats.DeadError = err.Error()
-		l.metrics.deadRefused.Inc()
+		c.stats.DeadError = err.Error()
+		c.metrics.deadRefused.Inc()
 		return err
 	}
-	l.stats.DeadError = ""
+	c.stats.DeadError = ""
 	it.finished = true
 	return nil
 }

@@ -43,6 +43,7 @@ type debtReader struct {
 	lookUps lookUps
 
 	refreshedAt time.Time
+	pressed     time.Time // since when the others wait for this lane, zero while they do not
 	sampledAt   time.Time // when a sample was last read
 	count       count
 	warned      time.Time
@@ -171,7 +172,7 @@ func (d *debtReader) keepBooks(ctx context.Context) error {
 		}
 	}
 	l.mu.Lock()
-	l.assessLocked(time.Now())
+	d.assessLocked(time.Now())
 	l.mu.Unlock()
 	for _, step := range []func(context.Context) error{d.lookUpOpen, d.lookUpUnchecked, d.recordBehindDebt, d.removePaid} {
 		if err := step(ctx); err != nil {
@@ -182,6 +183,7 @@ func (d *debtReader) keepBooks(ctx context.Context) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.leaveDebtLocked() // whatever cannot be read
+	l.startCallsLocked()
 	return err
 }
 

@@ -3,90 +3,78 @@ package lane
 import (
 	"time"
 
+	"github.com/backendstart/walpost/internal/ack"
 	"github.com/backendstart/walpost/internal/subscriber"
 )
 
-// finishLocked ends a delivery: delivered, or recorded as a dead letter. Its caller acknowledges.
-func (l *Lane) finishLocked(it *item, err error, now time.Time) {
+// finish ends a delivery: delivered, or recorded as a dead letter. Its caller acknowledges.
+func (h *holdings) finish(it *item, err error, now time.Time) {
 	if err == nil {
-		l.stats.Delivered++
-		l.metrics.delivered.Inc()
+		h.stats.Delivered++
+		h.metrics.delivered.Inc()
 	} else {
-		l.stats.Dead++
-		l.metrics.dead.Inc()
-		if l.options.BlockKey {
-			l.blockKeyLocked(l.options.Ordering.keyOf(it.ev))
+		h.stats.Dead++
+		h.metrics.dead.Inc()
+		if h.options.BlockKey {
+			h.blockKeyLocked(h.keyOf(it))
 		}
 	}
-	it.origin.finishLocked(l, it, err, now)
-}
-
-// acknowledgeLocked tells the tracker which deliveries finishLocked has ended.
-func (l *Lane) acknowledgeLocked() {
-	if len(l.ends) > 0 {
-		l.acks.Finish(l.ends...)
-		clear(l.ends)
-		l.ends = l.ends[:0]
+	switch o := it.origin.(type) {
+	case liveOrigin:
+		h.noteCommitToAck(it, now)
+		h.open--
+		h.ends = append(h.ends, ack.End{Delivery: o.Delivery, Recorded: err != nil, Attempts: it.attempts()})
+		if it.recorded == recordedWaiting && err == nil { // what a person has added meanwhile is paid with it
+			added := &item{ev: it.ev, origin: owedOrigin{}}
+			h.scope.takeInHand(added)
+			h.scope.paid = append(h.scope.paid, added)
+		}
+	case owedOrigin:
+		h.noteCommitToAck(it, now)
+		if err == nil {
+			h.scope.paid = append(h.scope.paid, it)
+			return
+		}
+		// Its row is dead now and waits no more.
+		h.scope.dropFromHand(it)
+		h.scope.forget(h.keyOf(it))
+	case replayOrigin: // it tells no lag: the event happened long ago
+		o.finish(err)
 	}
 }
 
-// noteFailureLocked counts a failed attempt and returns how long the key has to wait.
-func (l *Lane) noteFailureLocked(it *item, err error, now time.Time) time.Duration {
-	l.stats.Failed++
-	l.stats.LastError = err.Error()
-	l.metrics.failed.Inc()
-	past := it.failing()
-	if it.dead { // its record was refused; the reason stays the first one
-		past.refused++
-		return l.options.Backoff.Wait(past.refused)
-	}
-	past.attempts++
-	past.err, past.last = err, now
-	if it.fromDebt() {
-		l.scope.failed[it] = struct{}{}
-	}
-	if subscriber.IsPause(err) && l.unwanted == nil && l.scope.mode != debtPaused {
-		l.unwanted = err
-		l.pauseLocked("it wants nothing any more")
-		signal(l.readerWake) // to write it down
-	}
-	if past.first.IsZero() {
-		past.first = now
-	} else if l.breaker.counts(past.first, err) {
-		past.counted++
-		it.dead = l.options.MaxAttempts > 0 && past.counted >= l.options.MaxAttempts
-	}
-	if l.options.GiveUpAfter > 0 && now.Sub(past.first) >= l.options.GiveUpAfter {
-		it.dead = true
-	}
-	wait := max(l.options.Backoff.Wait(past.attempts), min(subscriber.RetryAfterOf(err), maxRetryAfter))
-	past.next = now.Add(wait)
-	if now.Sub(l.warned) >= warnEvery {
-		l.warned = now
-		l.log.Warn("delivery failed, will retry", "event", it.ev.ID, "key", it.ev.Key,
-			"attempt", past.attempts, "wait", wait, "keys_waiting", len(l.backlog.retries)+1, "err", err)
-	}
-	return wait
+// noteCommitToAck observes how long after its commit an event was finished.
+func (h *holdings) noteCommitToAck(it *item, now time.Time) {
+	h.metrics.commitToAck.Observe(max(0, now.Sub(it.ev.CommittedAt).Seconds()))
 }
 
-// failsLocked notes that a key fails.
-func (l *Lane) failsLocked(q *keyQueue, err error, now time.Time) {
+// acknowledge tells the tracker which deliveries finish has ended.
+func (h *holdings) acknowledge() {
+	if len(h.ends) > 0 {
+		h.acks.Finish(h.ends...)
+		clear(h.ends)
+		h.ends = h.ends[:0]
+	}
+}
+
+// noteKeyFails notes that a key fails.
+func (h *holdings) noteKeyFails(q *keyQueue, err error, now time.Time) {
 	if asked := subscriber.RetryAfterOf(err); asked > 0 {
 		q.heldUntil = now.Add(min(asked, maxRetryAfter))
 	}
 	if q.failedAt.IsZero() {
 		q.failedAt = now
 	}
-	if l.options.Ordering == ByKey { // without an order each key has one event, and of a total order there is one key
-		l.breaker.keys.note(q.key, q.failedAt)
+	if h.options.Ordering == ByKey { // without an order each key has one event, and of a total order there is one key
+		h.breaker.keys.note(q.key, q.failedAt)
 	}
 }
 
-// recoveredLocked notes that an event of a key was delivered.
-func (l *Lane) recoveredLocked(q *keyQueue) {
+// noteKeyDelivered notes that an event of a key was delivered.
+func (h *holdings) noteKeyDelivered(q *keyQueue) {
 	if q.failedAt.IsZero() {
 		return
 	}
 	q.failedAt, q.heldUntil = time.Time{}, time.Time{}
-	l.breaker.keys.forget(q.key)
+	h.breaker.keys.forget(q.key)
 }

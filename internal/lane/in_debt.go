@@ -1,6 +1,13 @@
 package lane
 
-func (l *Lane) inScopeLocked(it *item) bool {
+import (
+	"slices"
+
+	"github.com/backendstart/walpost/internal/ack"
+	"github.com/backendstart/walpost/internal/event"
+)
+
+func (l *holdings) inScopeLocked(it *item) bool {
 	s := &l.scope
 	switch {
 	case s.mode.whole():
@@ -13,14 +20,14 @@ func (l *Lane) inScopeLocked(it *item) bool {
 	return owed || s.blocked[key]
 }
 
-func (l *Lane) keepBehindDebtLocked(it *item) {
+func (l *holdings) keepBehindDebtLocked(it *item) {
 	l.scope.behindDebt = append(l.scope.behindDebt, it)
 	signal(l.readerWake)
 }
 
 // oweAllLocked puts the subscriber as a whole in debt: it gives out nothing that is not owed, and everything
 // behind debt leaves the window as soon as the handlers at work have ended.
-func (l *Lane) oweAllLocked(why string) {
+func (l *holdings) oweAllLocked(why string) {
 	s := &l.scope
 	s.mode.oweAll()
 	s.urgent = true
@@ -34,7 +41,7 @@ func (l *Lane) oweAllLocked(why string) {
 }
 
 // oweKeysLocked puts some keys in debt; the others stay live.
-func (l *Lane) oweKeysLocked(queues []*keyQueue) {
+func (l *holdings) oweKeysLocked(queues []*keyQueue) {
 	s := &l.scope
 	if len(s.keys)+len(queues) > maxKeys {
 		l.oweAllLocked("too many of its keys stand still")
@@ -52,7 +59,7 @@ func (l *Lane) oweKeysLocked(queues []*keyQueue) {
 }
 
 // oweKeyLocked puts the key of a delivery that waits in the debt in debt, if it is not.
-func (l *Lane) oweKeyLocked(it *item, state State) {
+func (l *holdings) oweKeyLocked(it *item, state State) {
 	s := &l.scope
 	key := l.options.Ordering.keyOf(it.ev)
 	if _, ok := s.keys[key]; ok || state != StateWaiting || s.mode.whole() || l.options.Ordering == None {
@@ -78,7 +85,7 @@ func (l *Lane) oweUnknownLocked(key string) {
 }
 
 // blockKeyLocked keeps everything of a key behind its dead letter: live events stand behind debt, and owed ones stay recorded.
-func (l *Lane) blockKeyLocked(key string) {
+func (l *holdings) blockKeyLocked(key string) {
 	l.scope.blocked[key] = true
 	if q := l.backlog.keys[key]; q != nil {
 		l.moveBehindDebtLocked(q)
@@ -86,22 +93,26 @@ func (l *Lane) blockKeyLocked(key string) {
 	}
 }
 
-// moveBehindDebtLocked moves the live events of a key that are not in work behind its debt.
-func (l *Lane) moveBehindDebtLocked(q *keyQueue) {
-	stay := q.items[:0:0]
-	for _, it := range q.items {
-		if it.origin.oweLocked(l, it) {
-			stay = append(stay, it)
+// moveBehindDebtLocked moves the live events of a key that are not in work behind its debt. What is replayed is given
+// back, and what was read from the debt stays: it is recorded already.
+func (l *holdings) moveBehindDebtLocked(q *keyQueue) {
+	l.backlog.remove(q, func(it *item) bool {
+		switch o := it.origin.(type) {
+		case liveOrigin:
+			l.scope.behindDebt = append(l.scope.behindDebt, it)
+		case replayOrigin:
+			l.giveBackLocked(o, it)
+		case owedOrigin:
+			return false
 		}
-	}
-	q.items = stay
-	l.backlog.releaseEmpty(q)
+		return true
+	})
 }
 
 // abandonOverdueLocked lets events of calls that do not return be recorded, where they are in scope. Their
 // keys stay in work until the handlers return, so nothing of them is handed over meanwhile.
-func (l *Lane) abandonOverdueLocked() {
-	for c := range l.calls {
+func (l *holdings) abandonOverdueLocked() {
+	for c := range l.calls.all {
 		if !c.overdue {
 			continue
 		}
@@ -124,8 +135,8 @@ func (l *Lane) abandonOverdueLocked() {
 
 // liveAtWorkLocked reports whether a handler has a live event in scope in hand. Until it ends, or is overdue,
 // nothing behind debt is recorded and nothing owed is read: it is older than all of that.
-func (l *Lane) liveAtWorkLocked() bool {
-	for c := range l.calls {
+func (l *holdings) liveAtWorkLocked() bool {
+	for c := range l.calls.all {
 		if c.overdue {
 			continue
 		}
@@ -140,7 +151,7 @@ func (l *Lane) liveAtWorkLocked() bool {
 
 // leaveDebtLocked lets go of keys of which nothing is recorded any more, and releases what stood behind
 // them, in order.
-func (l *Lane) leaveDebtLocked() {
+func (l *holdings) leaveDebtLocked() {
 	s := &l.scope
 	if s.urgent {
 		return
@@ -161,12 +172,11 @@ func (l *Lane) leaveDebtLocked() {
 		l.backlog.push(l.options.Ordering.keyOf(it.ev), it)
 	}
 	s.behindDebt = still
-	l.startCallsLocked()
 }
 
 // narrowLocked turns a debt of the whole subscriber into one of the keys that still have something in hand;
 // everything that is recorded must be in hand.
-func (l *Lane) narrowLocked() {
+func (l *holdings) narrowLocked() {
 	s := &l.scope
 	if s.mode != debtOfAll || s.urgent || s.manyBlocked {
 		return // what stands behind debt must be recorded first: it is older than what comes now
@@ -182,7 +192,7 @@ func (l *Lane) narrowLocked() {
 }
 
 // narrowToLocked makes the debt one of the keys that were counted: how many deliveries of each wait, in hand or not.
-func (l *Lane) narrowToLocked(counts map[string]int) {
+func (l *holdings) narrowToLocked(counts map[string]int) {
 	s := &l.scope
 	if l.breaker.open() || s.urgent || s.mode == debtPaused || s.manyBlocked {
 		return
@@ -203,7 +213,7 @@ func (l *Lane) narrowToLocked(counts map[string]int) {
 		}
 	}
 	// A dead letter may have been recorded before the count, and will be taken off it: count it once more.
-	for c := range l.calls {
+	for c := range l.calls.all {
 		for _, it := range c.items {
 			if _, ok := s.keys[l.options.Ordering.keyOf(it.ev)]; ok && it.dead && it.fromDebt() {
 				s.keys[l.options.Ordering.keyOf(it.ev)]++
@@ -214,7 +224,7 @@ func (l *Lane) narrowToLocked(counts map[string]int) {
 }
 
 // widenLocked puts in debt what else turns out to be recorded. It never lets anything out of the scope.
-func (l *Lane) widenLocked(debt Debt) {
+func (l *holdings) widenLocked(debt Debt) {
 	s := &l.scope
 	if s.mode.whole() {
 		return
@@ -237,7 +247,7 @@ func (l *Lane) widenLocked(debt Debt) {
 }
 
 // owedItemsLocked lists everything that was read from the debt and is neither removed there nor given up.
-func (l *Lane) owedItemsLocked() []*item {
+func (l *holdings) owedItemsLocked() []*item {
 	var items []*item
 	for _, q := range l.backlog.keys {
 		for _, it := range q.items {
@@ -246,7 +256,7 @@ func (l *Lane) owedItemsLocked() []*item {
 			}
 		}
 	}
-	for c := range l.calls {
+	for c := range l.calls.all {
 		for _, it := range c.items {
 			if it.fromDebt() {
 				items = append(items, it)
@@ -257,16 +267,145 @@ func (l *Lane) owedItemsLocked() []*item {
 }
 
 // giveUpLocked drops what was read from the debt of a key and is not in work: it stays recorded and is read
-// again later. What is only replayed is given back.
-func (l *Lane) giveUpLocked(q *keyQueue) {
-	stay := q.items[:0:0]
-	for _, it := range q.items {
-		if it.origin.giveUpLocked(l, it) {
-			stay = append(stay, it)
+// again later. What is replayed is given back.
+func (l *holdings) giveUpLocked(q *keyQueue) {
+	l.backlog.remove(q, l.giveUpItemLocked)
+}
+
+// giveUpItemLocked does it for one item, and reports whether it leaves the lane: a live one stays.
+func (l *holdings) giveUpItemLocked(it *item) bool {
+	switch o := it.origin.(type) {
+	case owedOrigin:
+		l.scope.dropFromHand(it)
+		l.scope.keepCount(it)
+	case replayOrigin:
+		l.giveBackLocked(o, it)
+	case liveOrigin:
+		return false
+	}
+	return true
+}
+
+// giveBackLocked returns an item of a replay to its caller, and remembers how it has failed.
+func (l *holdings) giveBackLocked(of replayOrigin, it *item) {
+	if it.attempts() > 0 {
+		if l.tried == nil {
+			l.tried = make(map[*event.Event]*item)
+		}
+		l.tried[it.ev] = it
+	}
+	of.giveBack(it.number, it.ev)
+}
+
+// dropReplaysLocked gives back what replays have queued of a key.
+func (l *holdings) dropReplaysLocked(q *keyQueue) {
+	q.items = slices.DeleteFunc(q.items, func(it *item) bool {
+		of, replayed := it.origin.(replayOrigin)
+		if replayed {
+			l.giveBackLocked(of, it)
+		}
+		return replayed
+	})
+}
+
+// pauseLocked puts the subscriber in debt and gives up what was read from it. No call begins before it is resumed.
+func (l *holdings) pauseLocked(why string) {
+	if l.scope.mode == debtPaused {
+		return
+	}
+	if !l.scope.mode.whole() {
+		l.oweAllLocked(why)
+	}
+	l.scope.mode.pause()
+	for _, q := range l.backlog.keys {
+		l.giveUpLocked(q)
+	}
+}
+
+// endRecordedLocked ends a live delivery that the debt has already: it is sent from there, or not at all.
+func (l *holdings) endRecordedLocked(it *item, as recordedAs) {
+	l.open--
+	if as == recordedEnded { // finished
+		l.acks.Finish(ack.End{Delivery: it.delivery(), Recorded: true})
+		return
+	}
+	l.acks.Secure([]*ack.Delivery{it.delivery()})
+	l.scope.recordBeforeReading(it)
+}
+
+// admitLocked lets the first n of the events that were looked up into the lane. known has those that are recorded.
+func (l *holdings) admitLocked(n int, known map[*item]Recorded) {
+	s := &l.scope
+	for _, it := range s.unchecked[:n] {
+		switch recorded, ok := known[it]; {
+		case ok:
+			l.endRecordedLocked(it, recordedIn(recorded.State))
+			l.oweKeyLocked(it, recorded.State)
+		case l.inScopeLocked(it):
+			l.keepBehindDebtLocked(it)
+			if known != nil { // it can be older than what is recorded of its key
+				s.recordBeforeReading(it)
+			}
+		default:
+			l.backlog.push(l.options.Ordering.keyOf(it.ev), it)
 		}
 	}
-	q.items = stay
-	l.backlog.releaseEmpty(q)
+	s.unchecked = rest(s.unchecked, n)
+	l.metrics.open.Set(float64(l.open))
+}
+
+// liveLocked lists the live deliveries of the lane, but for those that are still to be looked up.
+func (l *holdings) liveLocked() []*item {
+	live := slices.Clone(l.scope.behindDebt)
+	add := func(items []*item) {
+		for _, it := range items {
+			if it.isLive() && !it.abandoned {
+				live = append(live, it)
+			}
+		}
+	}
+	for _, q := range l.backlog.keys {
+		add(q.items)
+	}
+	for c := range l.calls.all {
+		add(c.items)
+	}
+	return live
+}
+
+// yieldToDebtLocked ends the live deliveries that the debt turns out to have already, because a person has added
+// them: what is recorded is the truth. One that is in its handler ends when the handler returns.
+func (l *holdings) yieldToDebtLocked(known map[*item]Recorded) {
+	s := &l.scope
+	recorded := func(it *item) bool {
+		r, ok := known[it]
+		if ok {
+			l.endRecordedLocked(it, recordedIn(r.State))
+		}
+		return ok
+	}
+	for _, q := range l.backlog.keys {
+		before := len(q.items)
+		if q.items = slices.DeleteFunc(q.items, recorded); len(q.items) == before || q.state != retrying {
+			continue
+		}
+		if len(q.items) == 0 {
+			l.backlog.releaseEmpty(q)
+			continue
+		}
+		l.backlog.makeReady(q) // what has failed may be gone
+	}
+	s.behindDebt = slices.DeleteFunc(s.behindDebt, recorded)
+	for c := range l.calls.all {
+		for _, it := range c.items {
+			it.recorded = recordedIn(known[it].State)
+		}
+	}
+	for it, r := range known {
+		l.oweKeyLocked(it, r.State)
+	}
+	l.abandonOverdueLocked()
+	l.metrics.open.Set(float64(l.open))
 }
 
 // giveUpTailLocked is giveUpLocked for what a key has more than its first delivery and so much of its debt. It returns what

@@ -187,7 +187,7 @@ func (d *debtReader) queryLocked(limit int, bytes int64) Query {
 // takeInHandLocked queues a delivery that was read from the debt, and returns the queue of its key.
 func (d *debtReader) takeInHandLocked(o Owed, now time.Time) *keyQueue {
 	l := d.l
-	it := l.newItemLocked(o.Event, owedOrigin{}, now)
+	it := l.newItem(o.Event, owedOrigin{}, now)
 	key := l.options.Ordering.keyOf(o.Event)
 	hasFailed := o.Attempts > 0 || !o.FirstFailure.IsZero()
 	if hasFailed {
@@ -211,7 +211,7 @@ func (d *debtReader) takeInHandLocked(o Owed, now time.Time) *keyQueue {
 // everything in hand has failed since: the keys in hand may be those that fail, and not the subscriber.
 func (d *debtReader) wantsMoreLocked() bool {
 	l := d.l
-	return !l.breaker.open() || l.backlog.ready.empty() && len(l.calls) == l.overdue
+	return !l.breaker.open() || l.backlog.ready.empty() && l.calls.inTime() == 0
 }
 
 // setAsideLocked bounds what failing keys hold of the memory for the debt, by number and by bytes: it gives

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"runtime/debug"
 	"slices"
 	"sync"
@@ -28,57 +27,24 @@ import (
 // no room, as a subscriber whose handlers never return ends up with no call. What failing keys have is at most half of
 // the room.
 
-// maxFlightBytes bounds what a pipeline has in memory. It is more than what the default window and a debt can have in
-// hand, so it is reached by what was recorded as owed while it was not reported.
-const maxFlightBytes = 64 << 20
-
-// pipeline is a subscriber that is a Pipeline, and what it has in hand. A nil one is of a subscriber that is none.
+// pipeline hands deliveries to a subscriber that is a Pipeline, and settles what it reports.
 type pipeline struct {
-	lane    *Lane
-	sub     subscriber.Pipeline
-	flight  flight    // guarded by Lane.mu
-	warned  time.Time // when it was last logged that deliveries are not reported; guarded by Lane.mu
+	*core
+	sub     subscriber.Pipeline // the same as core's
+	warned  time.Time           // when it was last logged that deliveries are not reported; guarded by Lane.mu
+	spare   []*part             // for parts to come; guarded by Lane.mu
 	reports reports
 }
 
-// flight is what a pipeline has in hand. All of it is guarded by Lane.mu.
-type flight struct {
-	open    int       // deliveries of calls that have not settled
-	bytes   int       // of them
-	retries int       // of them: of keys that fail
-	moved   time.Time // when a call settled last, or one began while no other was under way
-	doubted int       // calls of Send that wait until it is known whether we lead
-	sent    bool      // something was handed over since the last Abort
-	abort   chan struct{}
-	// abort is closed when the Abort that is under way has ended, and nil while there is none; cutShort ends its time.
-	cutShort context.CancelFunc
-}
-
-// abortingLocked reports whether nothing may be sent because an Abort is under way.
-func (pipe *pipeline) abortingLocked() bool { return pipe != nil && pipe.flight.abort != nil }
-
-// roomLocked is how many deliveries may be handed over at this moment.
-func (pipe *pipeline) roomLocked() int {
-	switch {
-	case pipe == nil:
-		return math.MaxInt
-	case pipe.flight.bytes >= maxFlightBytes:
-		return 0
-	}
-	return pipe.lane.options.InFlight - pipe.flight.open
-}
-
-// retryRoomLocked is how many of them may be of keys that fail.
-func (pipe *pipeline) retryRoomLocked() int {
-	if pipe == nil {
-		return math.MaxInt
-	}
-	return min(pipe.roomLocked(), max(1, pipe.lane.options.InFlight/2)-pipe.flight.retries)
-}
-
-// standsStillLocked reports whether nothing was reported for a while.
-func (pipe *pipeline) standsStillLocked(now time.Time) bool {
-	return pipe.flight.doubted == 0 && now.Sub(pipe.flight.moved) >= pipe.lane.options.Standstill
+// part is what one Send has of one key.
+type part struct {
+	attempt
+	sending *sending // nil when it has settled
+	place   int      // in sending.parts
+	sent    int      // deliveries
+	bytes   int      // of their events
+	missing int      // of them not reported; guarded by reports.mu
+	dies    bool     // a dead letter may have to be written; guarded by reports.mu until nothing is missing
 }
 
 // sending is one Send of a pipeline. It is not used again: a pipeline that reports twice must be found out.
@@ -92,16 +58,16 @@ type sending struct {
 
 	returned bool    // Send has; guarded by Lane.mu
 	open     int     // parts that have not settled; guarded by Lane.mu
-	parts    []*call // one per key, nil when settled; guarded by Lane.mu
+	parts    []*part // one per key, nil when settled; guarded by Lane.mu
 	verdict  verdict // guarded by Lane.mu
 
-	unsent  []*call  // parts that have only dead letters; owned by run
+	unsent  []*part  // parts that have only dead letters; owned by run
 	reports []report // of the deliveries; guarded by reports.mu
 }
 
 // report is what the pipeline says of one delivery.
 type report struct {
-	part  *call
+	part  *part
 	item  int // in part
 	state reportState
 }
@@ -114,76 +80,97 @@ const (
 	givenUp // by the lane: what the pipeline says later is ignored
 )
 
-// splitLocked makes a Send of the items of a call, and a call for each of its keys.
-func (pipe *pipeline) splitLocked(c *call) *sending {
-	l, f := pipe.lane, &pipe.flight
-	s := &sending{pipe: pipe, lead: c.lead, slot: c.slot, verdict: verdict{known: true}}
-	if len(l.calls) == l.overdue {
-		f.moved = c.begun
+// splitLocked makes a Send of the items that were chosen for a call, and a part for each of their keys.
+func (pipe *pipeline) splitLocked(chosen *call) *sending {
+	f := &pipe.flight
+	s := &sending{pipe: pipe, lead: pipe.lead.ctx, slot: chosen.slot, verdict: verdict{known: true}}
+	if pipe.calls.inTime() == 0 {
+		f.moved = chosen.begun
 	}
-	for begin, end := 0, 0; begin < len(c.items); begin = end {
-		for end < len(c.items) && c.items[end].queue == c.items[begin].queue {
+	for begin, end := 0, 0; begin < len(chosen.items); begin = end {
+		for end < len(chosen.items) && chosen.items[end].queue == chosen.items[begin].queue {
 			end++
 		}
-		p := l.newCallLocked(c.begun)
-		p.items = append(p.items, c.items[begin:end]...)
-		p.slot.retry, p.probe, p.verdict = c.slot.retry, c.probe, &s.verdict
-		p.sending, p.place = s, len(s.parts)
-		before := len(s.deliveries)
-		s.deliveries = l.addressLocked(p, s.deliveries)
-		p.sent = len(s.deliveries) - before
-		p.missing = p.sent
-		for i, err := range p.outcome {
-			if err == nil {
-				p.bytes += p.items[i].ev.Size()
-				s.reports = append(s.reports, report{part: p, item: i})
-			} else {
-				p.dies = true
-			}
-		}
-		f.bytes += p.bytes
-		s.parts = append(s.parts, p)
-		if p.sent == 0 {
-			s.unsent = append(s.unsent, p)
-		}
-		l.calls[p] = struct{}{}
+		s.addPartLocked(chosen, chosen.items[begin:end])
 	}
 	s.open, s.verdict.open = len(s.parts), len(s.parts)
-	l.handler.Add(len(s.parts))
-	f.open += len(s.deliveries)
-	if c.slot.retry {
-		f.retries += len(s.deliveries)
-	}
-	f.sent = f.sent || len(s.deliveries) > 0
-	l.recycleLocked(c)
+	pipe.handler.Add(len(s.parts))
+	f.add(len(s.deliveries), chosen.slot.retry)
 	return s
 }
 
-// run hands the deliveries over, and returns another call that has begun.
-func (s *sending) run() runner {
-	l := s.pipe.lane
-	s.pipe.reports.end(s.pipe, s.unsent)
+// addPartLocked adds the items of a key to a Send.
+func (s *sending) addPartLocked(chosen *call, items []*item) {
+	p := s.pipe.newPartLocked(chosen.begun)
+	p.items = append(p.items, items...)
+	p.slot.retry, p.probe, p.verdict = chosen.slot.retry, chosen.probe, &s.verdict
+	p.sending, p.place = s, len(s.parts)
+	before := len(s.deliveries)
+	s.deliveries = p.addressLocked(s.deliveries)
+	p.sent = len(s.deliveries) - before
+	p.missing = p.sent
+	for i, err := range p.outcome {
+		if err == nil {
+			p.bytes += p.items[i].ev.Size()
+			s.reports = append(s.reports, report{part: p, item: i})
+		} else {
+			p.dies = true
+		}
+	}
+	s.pipe.flight.bytes += p.bytes
+	s.parts = append(s.parts, p)
+	if p.sent == 0 {
+		s.unsent = append(s.unsent, p)
+	}
+	s.pipe.calls.add(&p.call)
+}
+
+// newPartLocked uses a part that has settled again.
+func (pipe *pipeline) newPartLocked(now time.Time) *part {
+	var p *part
+	if last := len(pipe.spare) - 1; last >= 0 {
+		p = pipe.spare[last]
+		pipe.spare[last] = nil
+		pipe.spare = pipe.spare[:last]
+	} else {
+		p = &part{}
+	}
+	p.beginLocked(pipe.core, now)
+	p.sent, p.bytes, p.missing, p.dies = 0, 0, 0, false
+	return p
+}
+
+// recycleLocked ends the use of a part.
+func (pipe *pipeline) recycleLocked(p *part) {
+	p.sending = nil
+	if p.clearLocked() && len(pipe.spare) < maxSpare { // a part for each key in flight
+		pipe.spare = append(pipe.spare, p)
+	}
+}
+
+// run hands the deliveries over.
+func (s *sending) run() {
+	pipe := s.pipe
+	pipe.reports.end(pipe, s.unsent)
 	s.unsent = nil
 	switch {
 	case len(s.deliveries) == 0:
-	case !l.awaitLead(s.lead, s):
+	case !pipe.awaitLead(s.lead, s):
 		s.giveUp(errSuspended, true)
 	default:
 		s.watchReports()
 		if err := s.send(); err != nil {
-			<-s.pipe.abortNow()
+			<-pipe.abortNow()
 			s.giveUp(err, false)
 		}
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
+}
+
+// endLocked is called when Send has returned: the slot is free, and what is not reported stays open.
+func (s *sending) endLocked() {
 	s.returned = true
-	l.slots.release(&s.slot)
-	s.endLocked()
-	next := l.nextCallLocked()
-	l.startCallsLocked()
-	signal(l.idle)
-	return next
+	s.pipe.calls.slots.release(&s.slot)
+	s.forgetLocked()
 }
 
 func (s *sending) setDoubtedLocked(doubted bool) {
@@ -198,28 +185,28 @@ func (s *sending) setDoubtedLocked(doubted bool) {
 
 // watchReports begins the time that the reports may take.
 func (s *sending) watchReports() {
-	l := s.pipe.lane
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	s.watch = time.AfterFunc(l.options.Timeout+overdueGrace, s.markUnreported)
+	pipe := s.pipe
+	pipe.mu.Lock()
+	defer pipe.mu.Unlock()
+	s.watch = time.AfterFunc(pipe.options.Timeout+overdueGrace, s.markUnreported)
 }
 
 // send makes a panic an error: that of the deliveries that nothing is said about.
 func (s *sending) send() (err error) {
-	l := s.pipe.lane
+	pipe := s.pipe
 	defer func() {
 		if p := recover(); p != nil {
-			l.log.Error("pipeline panicked", "event", s.deliveries[0].ID, "panic", l.options.masked(fmt.Errorf("%v", p)), "stack", string(debug.Stack()))
+			pipe.log.Error("pipeline panicked", "event", s.deliveries[0].ID, "panic", pipe.options.masked(fmt.Errorf("%v", p)), "stack", string(debug.Stack()))
 			err = fmt.Errorf("pipeline panicked: %v", p)
 		}
 	}()
 	s.begun = time.Now()
-	s.pipe.sub.Send(s.lead, s.deliveries, s.report)
+	pipe.sub.Send(s.lead, s.deliveries, s.report)
 	return nil
 }
 
-// endLocked lets go of what is needed as long as something is to be reported.
-func (s *sending) endLocked() {
+// forgetLocked lets go of what is needed as long as something is to be reported.
+func (s *sending) forgetLocked() {
 	if s.returned && s.open == 0 {
 		if s.watch != nil {
 			s.watch.Stop()
@@ -231,19 +218,19 @@ func (s *sending) endLocked() {
 // report is the done of Send. It must be quick, and takes no lock that is held for long. A second report of a delivery
 // is refused with a panic: one of the two is not true, and the lane has acted on the first.
 func (s *sending) report(i int, err error) {
-	l, reports := s.pipe.lane, &s.pipe.reports
+	pipe, reports := s.pipe, &s.pipe.reports
 	reports.mu.Lock()
 	defer reports.mu.Unlock()
 	if i < 0 || i >= len(s.reports) {
-		panic(fmt.Sprintf("subscriber %q reports delivery %d (%v) of a Send of %d", l.Name(), i, err, len(s.reports)))
+		panic(fmt.Sprintf("subscriber %q reports delivery %d (%v) of a Send of %d", pipe.Name(), i, err, len(s.reports)))
 	}
 	switch r := &s.reports[i]; r.state {
 	case unreported:
 		r.state = reported
-		l.metrics.handle.Observe(time.Since(s.begun).Seconds())
-		reports.noteLocked(s.pipe, r, err)
+		pipe.metrics.handle.Observe(time.Since(s.begun).Seconds())
+		reports.noteLocked(pipe, r, err)
 	case reported:
-		panic(fmt.Sprintf("subscriber %q reports delivery %d of a Send of %d twice, the second time as %v", l.Name(), i, len(s.reports), err))
+		panic(fmt.Sprintf("subscriber %q reports delivery %d of a Send of %d twice, the second time as %v", pipe.Name(), i, len(s.reports), err))
 	case givenUp:
 	}
 }
@@ -267,8 +254,8 @@ func (s *sending) giveUp(err error, unbegun bool) {
 // dead letters to write.
 type reports struct {
 	mu       sync.Mutex
-	ended    []*call // guarded by mu
-	dying    []*call // guarded by mu
+	ended    []*part // guarded by mu
+	dying    []*part // guarded by mu
 	settling bool    // guarded by mu
 	writing  int     // guarded by mu
 }
@@ -284,7 +271,7 @@ func (r *reports) noteLocked(pipe *pipeline, of *report, err error) {
 }
 
 // end ends calls in which nothing is to be handed over.
-func (r *reports) end(pipe *pipeline, unsent []*call) {
+func (r *reports) end(pipe *pipeline, unsent []*part) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, p := range unsent {
@@ -292,7 +279,7 @@ func (r *reports) end(pipe *pipeline, unsent []*call) {
 	}
 }
 
-func (r *reports) endLocked(pipe *pipeline, p *call) {
+func (r *reports) endLocked(pipe *pipeline, p *part) {
 	switch {
 	case !p.dies:
 		r.ended = append(r.ended, p)
@@ -302,7 +289,7 @@ func (r *reports) endLocked(pipe *pipeline, p *call) {
 		}
 	default:
 		r.dying = append(r.dying, p)
-		if r.writing < pipe.lane.options.Concurrency {
+		if r.writing < pipe.options.Concurrency {
 			r.writing++
 			go pipe.settleDying()
 		}
@@ -310,7 +297,7 @@ func (r *reports) endLocked(pipe *pipeline, p *call) {
 }
 
 // takeEnded returns the calls that have ended, in the memory of its caller's last ones; none ends the caller's work.
-func (r *reports) takeEnded(last []*call) []*call {
+func (r *reports) takeEnded(last []*part) []*part {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	ended := r.ended
@@ -320,7 +307,7 @@ func (r *reports) takeEnded(last []*call) []*call {
 }
 
 // takeDying returns a call with dead letters; nil ends the caller's work.
-func (r *reports) takeDying() *call {
+func (r *reports) takeDying() *part {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if len(r.dying) == 0 {
@@ -338,7 +325,7 @@ const settledAtOnce = 500
 
 // settleReported settles calls without dead letters until there are none.
 func (pipe *pipeline) settleReported() {
-	var ended []*call
+	var ended []*part
 	for {
 		ended = pipe.reports.takeEnded(ended)
 		if len(ended) == 0 {
@@ -358,63 +345,59 @@ func (pipe *pipeline) settleReported() {
 func (pipe *pipeline) settleDying() {
 	for p := pipe.reports.takeDying(); p != nil; p = pipe.reports.takeDying() {
 		pipe.readReports(p)
-		pipe.lane.recordDead(p.items, p.outcome)
-		pipe.settleParts([]*call{p})
+		pipe.recordDead(p.items, p.outcome)
+		pipe.settleParts([]*part{p})
 	}
 }
 
 // readReports masks what was reported of a call. That another relay has led says nothing about the events.
-func (pipe *pipeline) readReports(p *call) {
-	l := pipe.lane
+func (pipe *pipeline) readReports(p *part) {
 	for i, err := range p.outcome {
 		if err == nil {
 			continue
 		}
 		if errors.Is(err, subscriber.ErrOldTerm) {
-			l.Suspend()
+			pipe.Suspend()
 		}
-		p.outcome[i] = l.options.masked(err)
+		p.outcome[i] = pipe.options.masked(err)
 	}
 }
 
 // settleParts settles calls of which everything is reported.
-func (pipe *pipeline) settleParts(parts []*call) {
-	l, f := pipe.lane, &pipe.flight
-	l.mu.Lock()
-	defer l.mu.Unlock()
+func (pipe *pipeline) settleParts(parts []*part) {
+	f := &pipe.flight
+	pipe.mu.Lock()
+	defer pipe.mu.Unlock()
 	now := time.Now()
 	for _, p := range parts {
 		s := p.sending
 		if s == nil {
-			panic(fmt.Sprintf("subscriber %q: a call of a pipeline settles twice", l.Name()))
+			panic(fmt.Sprintf("subscriber %q: a call of a pipeline settles twice", pipe.Name()))
 		}
 		s.open--
 		s.parts[p.place] = nil
-		f.open -= p.sent
-		f.bytes -= p.bytes
-		if p.slot.retry {
-			f.retries -= p.sent
-		}
-		l.settleLocked(p, now) // p is another call's from here on
-		s.endLocked()
-		l.handler.Done()
+		f.remove(p.sent, p.bytes, p.slot.retry)
+		pipe.settleLocked(&p.call, p.outcome, p.lead, p.unbegun, now)
+		pipe.recycleLocked(p)
+		s.forgetLocked()
+		pipe.handler.Done()
 	}
 	f.moved = now
-	l.afterSettlingLocked()
+	pipe.afterSettlingLocked()
 }
 
 // markUnreported gives the slot of a Send that does not return to others, and lets nothing but its keys wait for what is
 // not reported.
 func (s *sending) markUnreported() {
-	l := s.pipe.lane
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	pipe := s.pipe
+	pipe.mu.Lock()
+	defer pipe.mu.Unlock()
 	if !s.returned && !s.slot.lost {
-		l.slots.lose(&s.slot)
+		pipe.calls.slots.lose(&s.slot)
 	}
 	now := time.Now()
 	events, first := 0, ""
-	for _, p := range s.pipe.reports.missing(s.parts) {
+	for _, p := range pipe.reports.missing(s.parts) {
 		if p.overdue { // a stop was not willing to wait for it
 			continue
 		}
@@ -422,23 +405,23 @@ func (s *sending) markUnreported() {
 			first = p.items[0].ev.ID
 		}
 		events += len(p.items)
-		l.waitNoLongerLocked(p)
-		l.partEndedLocked(p, true, now)
+		pipe.noteOverdue(&p.call)
+		pipe.endPartLocked(&p.call, true, now)
 	}
 	if events > 0 {
-		l.stats.Failed++
-		l.stats.LastError = "a delivery is not reported"
-		if now.Sub(s.pipe.warned) >= warnEvery {
-			s.pipe.warned = now
-			l.log.Error("deliveries are not reported although their time is over; their keys wait for them",
-				"event", first, "events", events, "timeout", l.options.Timeout)
+		pipe.stats.Failed++
+		pipe.stats.LastError = "a delivery is not reported"
+		if now.Sub(pipe.warned) >= warnEvery {
+			pipe.warned = now
+			pipe.log.Error("deliveries are not reported although their time is over; their keys wait for them",
+				"event", first, "events", events, "timeout", pipe.options.Timeout)
 		}
 	}
-	l.afterOverdueLocked()
+	pipe.afterOverdueLocked()
 }
 
 // missing are those of the calls of which something is not reported.
-func (r *reports) missing(parts []*call) (missing []*call) {
+func (r *reports) missing(parts []*part) (missing []*part) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, p := range parts {
@@ -447,70 +430,4 @@ func (r *reports) missing(parts []*call) (missing []*call) {
 		}
 	}
 	return missing
-}
-
-// startAbortLocked tells the pipeline to abort, if something was handed over. Nothing is before that has ended, or limit
-// is over: the leadership that sends next must not be overtaken by what an earlier one has sent.
-func (pipe *pipeline) startAbortLocked(limit time.Duration) {
-	if pipe == nil || !pipe.flight.sent || pipe.abortingLocked() {
-		return
-	}
-	l, f := pipe.lane, &pipe.flight
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
-	ended := make(chan struct{})
-	f.sent, f.abort, f.cutShort = false, ended, cancel
-	go func() {
-		defer close(ended)
-		err := pipe.abort(ctx)
-		cancel()
-		if err != nil {
-			l.log.Error("the pipeline does not abort: what was sent may still reach its destination", "limit", limit, "err", l.options.masked(err))
-		}
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		f.sent = f.sent || err != nil
-		f.abort, f.cutShort = nil, nil
-		l.startCallsLocked()
-	}()
-}
-
-// abort makes a panic an error.
-func (pipe *pipeline) abort(ctx context.Context) (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("pipeline panicked: %v", p)
-		}
-	}()
-	return pipe.sub.Abort(ctx)
-}
-
-// abortNow starts an Abort, if none is under way, and returns a channel that is closed when none is.
-func (pipe *pipeline) abortNow() <-chan struct{} {
-	pipe.lane.mu.Lock()
-	defer pipe.lane.mu.Unlock()
-	pipe.startAbortLocked(pipe.lane.options.Timeout)
-	return pipe.abortedLocked()
-}
-
-// abortGrace is how long an Abort may take at a stop: a little less than cancelled handlers have, so that the lane
-// hears of it.
-const abortGrace = overdueGrace * 3 / 4
-
-// abortAtStopLocked starts an Abort that has abortGrace, and returns a channel that is closed when none is under way.
-func (pipe *pipeline) abortAtStopLocked() <-chan struct{} {
-	pipe.startAbortLocked(abortGrace)
-	if pipe.abortingLocked() { // perhaps one that has begun before, with more time
-		time.AfterFunc(abortGrace, pipe.flight.cutShort)
-	}
-	return pipe.abortedLocked()
-}
-
-// abortedLocked is closed when no Abort is under way.
-func (pipe *pipeline) abortedLocked() <-chan struct{} {
-	if pipe.abortingLocked() {
-		return pipe.flight.abort
-	}
-	ended := make(chan struct{})
-	close(ended)
-	return ended
 }

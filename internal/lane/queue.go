@@ -4,6 +4,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/backendstart/walpost/internal/ack"
 	"github.com/backendstart/walpost/internal/event"
 )
 
@@ -91,6 +92,27 @@ func (it *item) owedLocked() Owed {
 	}
 	return o
 }
+
+// isLive reports whether the stream brought the item.
+func (it *item) isLive() bool {
+	_, is := it.origin.(liveOrigin)
+	return is
+}
+
+// fromDebt reports whether the item was read from the debt.
+func (it *item) fromDebt() bool {
+	_, is := it.origin.(owedOrigin)
+	return is
+}
+
+// replay returns the replay that hands the item over, and whether one does.
+func (it *item) replay() (*replay, bool) {
+	o, is := it.origin.(replayOrigin)
+	return o.replay, is
+}
+
+// delivery is that of a live item in the tracker.
+func (it *item) delivery() *ack.Delivery { return it.origin.(liveOrigin).Delivery }
 
 // keyState is what a key's head is doing.
 type keyState int

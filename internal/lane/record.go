@@ -79,8 +79,8 @@ func (d *debtReader) recordDeadBehindDebt(ctx context.Context, it *item, letter 
 	}
 	d.l.mu.Lock()
 	defer d.l.mu.Unlock()
-	d.l.finishLocked(it, it.past().err, time.Now())
-	d.l.acknowledgeLocked()
+	d.l.finish(it, it.past().err, time.Now())
+	d.l.acknowledge()
 	return nil
 }
 
@@ -148,9 +148,9 @@ func (d *debtReader) recordOpen(deadline time.Time) error {
 	for _, q := range l.backlog.keys {
 		l.moveBehindDebtLocked(q)
 	}
-	for c := range l.calls { // handlers that ignore their context are not waited for any longer
+	for c := range l.calls.all { // handlers that ignore their context are not waited for any longer
 		if !c.overdue {
-			l.waitNoLongerLocked(c)
+			l.noteOverdue(c)
 		}
 	}
 	l.abandonOverdueLocked()

@@ -19,15 +19,6 @@ type Replayed struct {
 	Wait time.Duration
 }
 
-// replay is one call of Replay. All of it is guarded by Lane.mu.
-type replay struct {
-	again  time.Time
-	open   int           // items neither finished nor given back, and one while they are queued
-	ended  chan struct{} // closed when none is open
-	result Replayed
-	left   []*item
-}
-
 // replayLimit bounds ReplayPage.
 const replayLimit = 500
 
@@ -44,26 +35,9 @@ func (l *Lane) ReplayPage() int { return min(l.options.Concurrency*l.options.Bat
 // Only one goroutine may call it at a time. again is what subscriber.Delivery.Again says.
 func (l *Lane) Replay(ctx context.Context, events []*event.Event, again time.Time) Replayed {
 	r := &replay{again: again, ended: make(chan struct{}), open: len(events) + 1}
-	now := time.Now()
 	l.mu.Lock()
-	tried := l.tried
-	l.tried = nil
-	refused := make(map[string]bool) // keys
-	for i, ev := range events {
-		it := tried[ev]
-		if it == nil {
-			it = l.newItemLocked(ev, nil, now)
-		}
-		it.origin, it.number, it.queue = replayOrigin{r}, int32(i), nil
-		key := l.options.Ordering.keyOf(ev)
-		if refused[key] || l.stage != working || l.scope.unread || l.inScopeLocked(it) {
-			refused[key] = true
-			l.giveBackLocked(it)
-			continue
-		}
-		l.backlog.push(l.options.Ordering.keyOf(it.ev), it)
-	}
-	r.settled() // the one that kept it open until all were queued
+	l.enqueueReplayLocked(r, events)
+	r.endOne() // the one that kept it open until all were queued
 	l.startCallsLocked()
 	l.mu.Unlock()
 
@@ -73,70 +47,49 @@ func (l *Lane) Replay(ctx context.Context, events []*event.Event, again time.Tim
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.takeBackReplayLocked(r)
+	result := Replayed{Delivered: r.delivered, Dead: r.dead, Wait: r.wait}
+	slices.SortFunc(r.left, func(a, b leftItem) int { return cmp.Compare(a.number, b.number) })
+	for _, left := range r.left {
+		result.Left = append(result.Left, left.ev)
+	}
+	return result
+}
+
+// enqueueReplayLocked queues the events of a replay, but for those of keys that cannot be handed over now.
+func (l *Lane) enqueueReplayLocked(r *replay, events []*event.Event) {
+	now := time.Now()
+	tried := l.tried
+	l.tried = nil
+	refused := make(map[string]bool) // keys
+	for i, ev := range events {
+		it := tried[ev]
+		if it == nil {
+			it = l.newItem(ev, nil, now)
+		}
+		it.origin, it.number, it.queue = replayOrigin{r}, int32(i), nil
+		key := l.keyOf(it)
+		if refused[key] || l.stage != working || l.scope.unread || l.inScopeLocked(it) {
+			refused[key] = true
+			l.giveBackLocked(replayOrigin{r}, it)
+			continue
+		}
+		l.backlog.push(key, it)
+	}
+}
+
+// takeBackReplayLocked takes back what is left of a replay. What is in a handler is given back too: whatever the handler
+// says of it, no one is interested any more.
+func (l *Lane) takeBackReplayLocked(r *replay) {
 	for _, q := range l.backlog.keys {
 		l.dropReplaysLocked(q)
 	}
-	for c := range l.calls {
+	for c := range l.calls.all {
 		for _, it := range c.items {
 			if of, _ := it.replay(); of == r {
-				it.origin = replayOrigin{&replay{}} // whatever the handler says, no one is interested any more
-				r.left = append(r.left, it)
+				it.origin = replayOrigin{&replay{}}
+				r.left = append(r.left, leftItem{it.number, it.ev})
 			}
 		}
-	}
-	slices.SortFunc(r.left, func(a, b *item) int { return cmp.Compare(a.number, b.number) })
-	for _, it := range r.left {
-		r.result.Left = append(r.result.Left, it.ev)
-	}
-	return r.result
-}
-
-// giveBackLocked returns an item of a replay to its caller.
-func (l *Lane) giveBackLocked(it *item) {
-	if it.attempts() > 0 {
-		if l.tried == nil {
-			l.tried = make(map[*event.Event]*item)
-		}
-		l.tried[it.ev] = it
-	}
-	r, _ := it.replay()
-	r.left = append(r.left, it)
-	r.settled()
-}
-
-// replayFailedLocked gives back an item that failed, and the later ones of its key.
-func (l *Lane) replayFailedLocked(it *item, wait time.Duration) {
-	r, _ := it.replay()
-	r.result.Wait = max(r.result.Wait, wait)
-	l.giveBackLocked(it)
-	if q := l.backlog.keys[l.options.Ordering.keyOf(it.ev)]; q != nil {
-		l.dropReplaysLocked(q)
-	}
-}
-
-// dropReplaysLocked gives back what is queued of a key and not in work.
-func (l *Lane) dropReplaysLocked(q *keyQueue) {
-	q.items = slices.DeleteFunc(q.items, func(it *item) bool {
-		if _, replayed := it.replay(); !replayed {
-			return false
-		}
-		l.giveBackLocked(it)
-		return true
-	})
-}
-
-// finished counts an item that was delivered or recorded as dead.
-func (r *replay) finished(err error) {
-	if err == nil {
-		r.result.Delivered++
-	} else {
-		r.result.Dead++
-	}
-	r.settled()
-}
-
-func (r *replay) settled() {
-	if r.open--; r.open == 0 {
-		close(r.ended)
 	}
 }

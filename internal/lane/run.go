@@ -4,10 +4,49 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"math"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/backendstart/walpost/internal/ack"
+	"github.com/backendstart/walpost/internal/subscriber"
 )
+
+// New makes the lane of a subscriber whose deliveries carry number.
+func New(number int, sub subscriber.Subscriber, options Options, acks Acks, ower Ower, stream Stream, metrics *Metrics, log *slog.Logger) *Lane {
+	options.fitTo(sub)
+	l := &Lane{core: core{
+		holdings: holdings{
+			setup: &setup{number: number, sub: sub, options: options, acks: acks, ower: ower, stream: stream, metrics: metrics,
+				log: log.With("subscriber", sub.Name()), made: time.Now()},
+			calls:      calls{all: make(map[*call]struct{})},
+			breaker:    breaker{backoff: options.Backoff},
+			scope:      newScope(),
+			readerWake: make(chan struct{}, 1),
+		},
+		sizes:    sizes{batch: options.Batch, retryBatch: options.Batch},
+		late:     fmt.Errorf("the handler's deadline of %v is over", options.Timeout),
+		deadSaid: rate.NewLimiter(5, 20),
+		idle:     make(chan struct{}, 1),
+	}}
+	l.backlog = newBacklog(time.Now, l.breaker.keys.since)
+	l.startCalls = l.startCallsLocked
+	l.flight.limit = math.MaxInt
+	if sub, reports := sub.(subscriber.Pipeline); reports {
+		l.flight.limit = options.InFlight
+		l.pipe = &pipeline{core: &l.core, sub: sub}
+	}
+	return l
+}
+
+// Stats returns the lane's counts at this moment.
+func (l *Lane) Stats() Stats {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.count()
+}
 
 // Offer queues deliveries. It never blocks: the window of the tracker bounds what is queued.
 func (l *Lane) Offer(deliveries ...*ack.Delivery) {
@@ -17,7 +56,7 @@ func (l *Lane) Offer(deliveries ...*ack.Delivery) {
 	l.metrics.open.Set(float64(l.open))
 	now := time.Now()
 	for _, d := range deliveries {
-		it := l.newItemLocked(d.Event, liveOrigin{d}, now)
+		it := l.newItem(d.Event, liveOrigin{d}, now)
 		switch {
 		case l.scope.lookUp:
 			l.scope.unchecked = append(l.scope.unchecked, it)
@@ -48,8 +87,8 @@ func (l *Lane) Run(ctx context.Context, drain time.Duration) error {
 	}
 	l.mu.Lock()
 	l.stage.begin()
-	l.deliver = deliver
-	l.lead, l.unlead = context.WithCancelCause(deliver)
+	l.lead.deliver = deliver
+	l.lead.begin()
 	l.startCallsLocked()
 	l.mu.Unlock()
 
@@ -109,13 +148,13 @@ func (l *Lane) drained() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	idle := l.backlog.ready.empty() && l.backlog.retries.due(time.Now()) == nil
-	return len(l.calls) == l.overdue && (idle || l.breaker.open() || !l.stage.handsOver() || l.scope.mode == debtPaused)
+	return l.calls.inTime() == 0 && (idle || l.breaker.open() || !l.stage.handsOver() || l.scope.mode == debtPaused)
 }
 
 // awaitHandlers gives cancelled handlers a moment to return, and a pipeline one to abort.
 func (l *Lane) awaitHandlers() error {
 	l.mu.Lock()
-	aborted := l.pipe.abortAtStopLocked()
+	aborted := l.abortAtStopLocked()
 	l.mu.Unlock()
 	ended := make(chan struct{})
 	go func() {
@@ -131,9 +170,9 @@ func (l *Lane) awaitHandlers() error {
 	case <-grace.C:
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		if l.pipe.abortingLocked() {
+		if l.flight.aborting() {
 			return fmt.Errorf("subscriber %q: its Abort does not return although its context has ended: what was sent may still reach its destination", l.Name())
 		}
-		return fmt.Errorf("subscriber %q: calls with events %v do not end: a handler ignores that its context has, or a dead letter cannot be recorded", l.Name(), l.inWorkLocked(func(*call) bool { return true }))
+		return fmt.Errorf("subscriber %q: calls with events %v do not end: a handler ignores that its context has, or a dead letter cannot be recorded", l.Name(), l.calls.ids(func(*call) bool { return true }))
 	}
 }

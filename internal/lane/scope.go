@@ -39,6 +39,10 @@ type scope struct {
 	failed      map[*item]struct{} // of them: failed, to be noted there
 }
 
+func newScope() scope {
+	return scope{lookUp: true, unread: true, counted: make(map[uint64]int), keys: make(map[string]int), blocked: make(map[string]bool), failed: make(map[*item]struct{})}
+}
+
 const (
 	// payLimit and payBytes bound what is in memory of a debt.
 	payLimit = 1000

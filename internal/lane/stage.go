@@ -1,5 +1,7 @@
 package lane
 
+import "context"
+
 // stage is how far the life of a lane is. docs/ARCHITECTURE.md ("How it stops") tells what it does at each.
 type stage int
 
@@ -28,3 +30,19 @@ func (s *stage) drain(yield bool) {
 
 // end is when the time for that is over, or everything is done.
 func (s *stage) end() { *s = ended }
+
+// lead is the leadership under which the lane calls its subscriber. All of it is guarded by Lane.mu.
+type lead struct {
+	deliver   context.Context         // of handlers, from the stage working on
+	ctx       context.Context         // of handlers too, and ends when the lane is suspended
+	end       context.CancelCauseFunc // ends ctx
+	suspended bool
+}
+
+// begin lets calls begin, under a context that the next suspension ends. Before the lane works there is none.
+func (ld *lead) begin() {
+	ld.suspended = false
+	if ld.deliver != nil {
+		ld.ctx, ld.end = context.WithCancelCause(ld.deliver)
+	}
+}

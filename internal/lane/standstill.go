@@ -6,7 +6,8 @@ import (
 
 // assessLocked decides whether something has stood still for too long, or holds too much of the window, and
 // puts it in debt: some keys where some stand still, everything where the subscriber does.
-func (l *Lane) assessLocked(now time.Time) {
+func (d *debtReader) assessLocked(now time.Time) {
+	l := d.l
 	s := &l.scope
 	if s.mode.whole() || l.open == 0 {
 		return
@@ -16,10 +17,10 @@ func (l *Lane) assessLocked(now time.Time) {
 	case l.breaker.open() && (crowded || now.Sub(l.breaker.since) >= l.options.StallAfter):
 		l.oweAllLocked("it is away")
 		return
-	case crowded && l.standsStillLocked(now):
+	case crowded && d.standsStillLocked(now):
 		l.oweAllLocked("its handlers do not return")
 		return
-	case l.pressedForLongLocked(now):
+	case d.pressedForLongLocked(now):
 		l.oweAllLocked("the others would have to wait for it")
 		return
 	}
@@ -29,7 +30,7 @@ func (l *Lane) assessLocked(now time.Time) {
 			stalled = append(stalled, q)
 		}
 	}
-	for c := range l.calls {
+	for c := range l.calls.all {
 		if !c.overdue || !crowded && now.Sub(c.begun) < l.options.StallAfter {
 			continue
 		}
@@ -51,27 +52,28 @@ const patience = 10 * time.Second
 // pressedForLongLocked reports whether the others have waited for this subscriber for too long. While the stream
 // keeps up they do not wait at all. While it is behind, after a stop or a burst, they wait for as long as it
 // is behind, up to patience: to record a short backlog and read it again would take longer than that.
-func (l *Lane) pressedForLongLocked(now time.Time) bool {
-	if !l.stream.Pressed() {
-		l.pressed = time.Time{}
+func (d *debtReader) pressedForLongLocked(now time.Time) bool {
+	if !d.l.stream.Pressed() {
+		d.pressed = time.Time{}
 		return false
 	}
-	if l.pressed.IsZero() {
-		l.pressed = now
+	if d.pressed.IsZero() {
+		d.pressed = now
 	}
-	return now.Sub(l.pressed) >= min(l.behind, patience)
+	return now.Sub(d.pressed) >= min(d.l.behind, patience)
 }
 
 // standsStillLocked reports whether all workers are busy and none has ended a call for a while, or a pipeline has
 // reported nothing for a while.
-func (l *Lane) standsStillLocked(now time.Time) bool {
+func (d *debtReader) standsStillLocked(now time.Time) bool {
+	l := d.l
 	if l.pipe != nil {
-		return len(l.calls) > l.overdue && l.pipe.standsStillLocked(now)
+		return l.calls.inTime() > 0 && l.flight.standsStill(now, l.options.Standstill)
 	}
-	if l.slots.taken < l.options.Concurrency {
+	if l.calls.slots.taken < l.options.Concurrency {
 		return false
 	}
-	for c := range l.calls {
+	for c := range l.calls.all {
 		if c.doubted || now.Sub(c.begun) < l.options.Standstill {
 			return false
 		}
