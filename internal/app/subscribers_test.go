@@ -68,8 +68,8 @@ func TestDocs_haveEveryKeyOfEveryKind(t *testing.T) {
 		if kind.Options == nil {
 			continue
 		}
-		var look func(prefix string, of reflect.Type)
-		look = func(prefix string, of reflect.Type) {
+		var checkKeys func(prefix string, of reflect.Type)
+		checkKeys = func(prefix string, of reflect.Type) {
 			for i := range of.NumField() {
 				key, _, _ := strings.Cut(of.Field(i).Tag.Get("yaml"), ",")
 				field := of.Field(i).Type
@@ -77,12 +77,12 @@ func TestDocs_haveEveryKeyOfEveryKind(t *testing.T) {
 					field = field.Elem()
 				}
 				if field.Kind() == reflect.Struct {
-					look(prefix+key+".", field)
+					checkKeys(prefix+key+".", field)
 				} else if !strings.Contains(docs, "`"+prefix+key+"`") {
 					t.Errorf("neither configuration.md nor destinations.md explains %s%s of %s", prefix, key, name)
 				}
 			}
 		}
-		look("", reflect.TypeOf(kind.Options()).Elem())
+		checkKeys("", reflect.TypeOf(kind.Options()).Elem())
 	}
 }

@@ -132,17 +132,76 @@ func TestFunctions_sayWhatTheyDoToWhat(t *testing.T) {
 		if path.Ext(file) != ".go" {
 			return
 		}
-		parsed, err := parser.ParseFile(token.NewFileSet(), file, text, parser.SkipObjectResolution)
+		files := token.NewFileSet()
+		parsed, err := parser.ParseFile(files, file, text, parser.SkipObjectResolution)
 		if err != nil {
 			t.Error(err)
 			return
 		}
-		for _, decl := range parsed.Decls {
-			if function, is := decl.(*ast.FuncDecl); is && slices.Contains(names, strings.ToLower(function.Name.Name)) {
-				t.Errorf("%s: the whole name of a function is %s: name its effect and its object", file, function.Name.Name)
+		for _, name := range functionsOf(parsed) {
+			if slices.Contains(names, strings.ToLower(name.Name)) {
+				t.Errorf("%s:%d: the whole name of a function is %s: name its effect and its object", file, files.Position(name.Pos()).Line, name.Name)
 			}
 		}
 	})
+}
+
+func TestFunctionsOf_findsAllThatCanBeCalled(t *testing.T) {
+	parsed, err := parser.ParseFile(token.NewFileSet(), "all.go", `package p
+func declared(parameter func(), no int) (result func()) {
+	literal, number := func() {}, 1
+	var variable func()
+	var value = func() {}
+	literal = func() {}
+	return nil
+}
+func (t T) method() {}
+type T struct { field func(); count int }
+type I interface { inInterface() }
+`, parser.SkipObjectResolution)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, name := range functionsOf(parsed) {
+		got = append(got, name.Name)
+	}
+	slices.Sort(got)
+	want := []string{"declared", "field", "inInterface", "literal", "literal", "method", "parameter", "result", "value", "variable"}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// functionsOf returns the names of everything in a file that can be called: functions, methods, those of interfaces, and
+// fields, parameters and variables that hold a function.
+func functionsOf(file *ast.File) (names []*ast.Ident) {
+	literal := func(x ast.Expr) bool {
+		_, is := x.(*ast.FuncLit)
+		return is
+	}
+	ast.Inspect(file, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.FuncDecl:
+			names = append(names, n.Name)
+		case *ast.Field:
+			if _, is := n.Type.(*ast.FuncType); is {
+				names = append(names, n.Names...)
+			}
+		case *ast.ValueSpec:
+			if _, is := n.Type.(*ast.FuncType); is || slices.ContainsFunc(n.Values, literal) {
+				names = append(names, n.Names...)
+			}
+		case *ast.AssignStmt:
+			for i, x := range n.Rhs {
+				if name, is := n.Lhs[i].(*ast.Ident); is && literal(x) {
+					names = append(names, name)
+				}
+			}
+		}
+		return true
+	})
+	return names
 }
 
 func TestComments_endWithOneStop(t *testing.T) {

@@ -47,15 +47,15 @@ func TestDocs_haveEveryOptionWithItsVariableKeyAndDefault(t *testing.T) {
 
 func TestDocs_haveEveryKeyOfSourcesAndSubscribers(t *testing.T) {
 	docs := readDocs(t)
-	var look func(prefix string, of reflect.Type)
-	look = func(prefix string, of reflect.Type) {
+	var checkKeys func(prefix string, of reflect.Type)
+	checkKeys = func(prefix string, of reflect.Type) {
 		for i := range of.NumField() {
 			key, _, _ := strings.Cut(of.Field(i).Tag.Get("yaml"), ",")
 			if key == "-" {
 				continue
 			}
 			if of.Field(i).Type == reflect.TypeFor[Retry]() {
-				look(key+".", of.Field(i).Type)
+				checkKeys(key+".", of.Field(i).Type)
 				continue
 			}
 			if !strings.Contains(docs, "`"+prefix+key+"`") {
@@ -63,8 +63,8 @@ func TestDocs_haveEveryKeyOfSourcesAndSubscribers(t *testing.T) {
 			}
 		}
 	}
-	look("", reflect.TypeFor[Source]())
-	look("", reflect.TypeFor[Subscriber]())
+	checkKeys("", reflect.TypeFor[Source]())
+	checkKeys("", reflect.TypeFor[Subscriber]())
 	for _, role := range columnRoles {
 		if !strings.Contains(docs, "`"+role+"`") {
 			t.Errorf("docs/configuration.md does not name the column %s", role)

@@ -254,7 +254,7 @@ func (l *Layout) event(shelf *Shelf, texts texts, payload, headers []byte) *even
 		first -= body
 	}
 	all := shelf.bytes(first)
-	keep := func(from []byte) []byte {
+	copied := func(from []byte) []byte {
 		if from == nil {
 			return nil
 		}
@@ -266,12 +266,12 @@ func (l *Layout) event(shelf *Shelf, texts texts, payload, headers []byte) *even
 	for i, field := range [...]*string{
 		&e.ID, &e.Type, &e.Version, &e.AggregateType, &e.AggregateID, &e.Key, &e.Topic, &e.Revision, &e.OccurredAt, &e.Row,
 	} {
-		*field = unsafe.String(unsafe.SliceData(keep(texts[i])), len(texts[i]))
+		*field = unsafe.String(unsafe.SliceData(copied(texts[i])), len(texts[i]))
 	}
 	if large {
 		all = shelf.bytes(body)
 	}
-	e.Payload, e.Headers, e.PayloadType = keep(payload), keep(headers), l.payloadType
+	e.Payload, e.Headers, e.PayloadType = copied(payload), copied(headers), l.payloadType
 	return e
 }
 

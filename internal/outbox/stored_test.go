@@ -36,7 +36,7 @@ func TestLook_findsRowsOfTablesOfAnyShape(t *testing.T) {
 			db.Exec(`CREATE TABLE looked (` + test.columns + `)`)
 			db.Exec(`INSERT INTO looked VALUES (` + test.values + `)`)
 			table := inspect(t, db, &outbox.Source{Name: "looked", Schema: "public", Table: "looked"})
-			look := func(id string) (found []outbox.Stored) {
+			findByID := func(id string) (found []outbox.Stored) {
 				t.Helper()
 				err := postgres.InTx(t.Context(), db.Pinned, func(tx pgx.Tx) (err error) {
 					found, err = table.FindByID(t.Context(), tx, id)
@@ -47,7 +47,7 @@ func TestLook_findsRowsOfTablesOfAnyShape(t *testing.T) {
 				}
 				return found
 			}
-			found := look(id)
+			found := findByID(id)
 			if len(found) != 1 {
 				t.Fatalf("found %v", found)
 			}
@@ -55,7 +55,7 @@ func TestLook_findsRowsOfTablesOfAnyShape(t *testing.T) {
 			if got := fmt.Sprintf("marks %v, published %v at %s, %d attempts", s.Marks, s.Published, s.PublishedAt, s.Attempts); got != test.want || s.ID != id {
 				t.Errorf("%s: got %s, want %s", s.ID, got, test.want)
 			}
-			if found := look("no uuid"); len(found) != 0 {
+			if found := findByID("no uuid"); len(found) != 0 {
 				t.Errorf("another id finds %v", found)
 			}
 		})

@@ -73,8 +73,8 @@ func (p *Pool) FindLockWaits(ctx context.Context, after time.Duration) ([]LockWa
 // lockInterval is how often WatchLockWaits looks, and how long a statement has waited by then.
 const lockInterval = 2 * time.Second
 
-// WatchLockWaits tells of each statement that waits for a lock, once, until ctx ends. It is for work that people wait for.
-func (p *Pool) WatchLockWaits(ctx context.Context, tell func(LockWait)) {
+// WatchLockWaits reports each statement that waits for a lock, once, until ctx ends. It is for work that people wait for.
+func (p *Pool) WatchLockWaits(ctx context.Context, report func(LockWait)) {
 	ticker := time.NewTicker(lockInterval)
 	defer ticker.Stop()
 	told := make(map[LockWait]bool)
@@ -93,7 +93,7 @@ func (p *Pool) WatchLockWaits(ctx context.Context, tell func(LockWait)) {
 		for _, wait := range waits {
 			if key := (LockWait{PID: wait.PID, Since: wait.Since}); !told[key] {
 				told[key] = true
-				tell(wait)
+				report(wait)
 			}
 		}
 	}

@@ -16,12 +16,13 @@ import (
 // base is what all parts of a relay share. New makes it, and no one changes it.
 type base struct {
 	Options
-	fence     *store.Fence
-	owed      *debt.Store
-	wal       *wal.Metrics
-	metrics   *metrics
-	condition *condition
-	saidGone  *sync.Map // sources whose log says that rows are gone
+	fence       *store.Fence
+	owed        *debt.Store
+	progress    *wal.Progress // of the stream
+	slotMetrics *wal.Metrics
+	metrics     *metrics
+	condition   *condition
+	saidGone    *sync.Map // sources whose log says that rows are gone
 }
 
 // inTerm runs do in a transaction of this leadership: no later one can have begun before its end, and it fails once

@@ -27,7 +27,7 @@ type builder struct {
 // build makes the parts for the slot as the session found it. In safe mode they hand over one event at a time, and found
 // is the event that was in hand when the process last crashed. A part that must end the run calls stop.
 func (b *builder) build(s *session, safeMode bool, found *quarantined, stop context.CancelCauseFunc) *parts {
-	b.wal.Restart(s.confirmed)
+	b.progress.Restart(s.confirmed)
 	if safeMode {
 		var facts []any
 		if found != nil {
@@ -55,7 +55,7 @@ func (b *builder) build(s *session, safeMode bool, found *quarantined, stop cont
 		l := lane.New(i, target, options, tracker, b.owed, lane.Stream{
 			Term:      b.fence.Term,
 			MayBegin:  b.lead.mayBegin,
-			Passed:    b.wal.HandedOver, // received alone may still be gathered
+			Passed:    b.progress.HandedOver, // received alone may still be gathered
 			Horizon:   s.horizon,
 			Confirmed: s.recorded,
 			Crowds:    func() bool { return tracker.Crowds(i) },
@@ -88,7 +88,7 @@ func (b *builder) build(s *session, safeMode bool, found *quarantined, stop cont
 	p.ledger.use(s.tables)
 	p.recorder = newRecorder(recorderOptions{
 		ledger: p.ledger, tracker: tracker, log: b.Log, metrics: b.metrics, stop: stop,
-		names: b.names(), told: told, budget: s.budget, received: b.wal.Received, recorded: s.confirmed,
+		names: b.names(), told: told, budget: s.budget, received: b.progress.Received, recorded: s.confirmed,
 		epoch: s.epoch, horizon: s.horizon,
 	})
 	return p
@@ -98,7 +98,7 @@ func (b *builder) build(s *session, safeMode bool, found *quarantined, stop cont
 func (b *builder) buildLeaver(s *session, number int, tracker *ack.Tracker) *leaver {
 	m := s.members[number]
 	l := newLeaver(m.name, number, tracker, b.owed, b.Log)
-	l.passed = func() bool { return b.wal.HandedOver() >= s.horizon }
+	l.passed = func() bool { return b.progress.HandedOver() >= s.horizon }
 	l.depart = func(ctx context.Context) error {
 		if err := b.members.depart(ctx, m.name, m.wants.end(s.epoch)); err != nil {
 			return err

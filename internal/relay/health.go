@@ -164,7 +164,7 @@ func (v *view) standsStill(p *parts) (time.Duration, int) {
 // Progress is a snapshot of where the relay stands.
 func (v *view) Progress() Progress {
 	now := v.condition.report()
-	at := Progress{Slot: v.Slot, Holder: v.holder(), Term: v.fence.Term(), State: now.state, Received: v.wal.Received()}
+	at := Progress{Slot: v.Slot, Holder: v.holder(), Term: v.fence.Term(), State: now.state, Received: v.progress.Received()}
 	if p := v.current.Load(); p != nil {
 		at.Confirmed = p.tracker.Confirmed()
 		at.OpenEvents, at.OpenBytes = p.tracker.Open()

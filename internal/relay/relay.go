@@ -56,12 +56,12 @@ type Relay struct {
 
 // New makes a relay and registers its metrics.
 func New(o Options) *Relay {
-	b := &base{Options: o, fence: store.NewFence(o.Slot), saidGone: new(sync.Map)}
+	b := &base{Options: o, fence: store.NewFence(o.Slot), progress: new(wal.Progress), saidGone: new(sync.Map)}
 	lead := &leadership{base: b, reach: newReach(o.Pool)}
 	leader := leaderSeries{o.Registry, lead.leads}
-	b.wal, b.metrics = wal.NewMetrics(o.Registry, leader), newMetrics(o.Registry, leader)
+	b.slotMetrics, b.metrics = wal.NewMetrics(o.Registry, leader, b.progress), newMetrics(o.Registry, leader)
 	b.owed = debt.NewStore(o.Pool, o.Slot).Within(b.fence).Limit(o.MaxEvent)
-	b.condition = &condition{log: o.Log.With("slot", o.Slot), received: b.wal.Received, state: Starting}
+	b.condition = &condition{log: o.Log.With("slot", o.Slot), received: b.progress.Received, state: Starting}
 	rows := &rowDebts{b}
 	members := &membership{base: b, rows: rows}
 	repairs := &repairer{base: b, members: members, rows: rows, maker: &slotMaker{base: b, members: members, rows: rows}}
@@ -265,7 +265,7 @@ func (r *Relay) stream(ctx, hard context.Context, s *session, p *parts) error {
 		err := s.conn.Stream(ctx, wal.StreamOptions{
 			Slot: r.Slot, Publication: r.Publication, Prefixes: r.messagePrefixes(), Confirmed: s.confirmed,
 			Receiver: p.dispatch, Confirmer: p.tracker,
-			Drained: p.drained, OutOfTime: hard.Done(), Alive: r.opener.alive, Log: r.Log, Metrics: r.wal,
+			Drained: p.drained, OutOfTime: hard.Done(), Alive: r.opener.alive, Log: r.Log, Progress: r.progress,
 		})
 		s.conn.Close()
 		if ctx.Err() != nil {
@@ -280,7 +280,7 @@ func (r *Relay) stream(ctx, hard context.Context, s *session, p *parts) error {
 		if short++; time.Since(begun) > steady || p.tracker.Received() != from { // it has delivered
 			short = 0
 		}
-		said := serverErrorOf(err, r.wal.Received())
+		said := serverErrorOf(err, r.progress.Received())
 		if said != (serverError{}) && said == before {
 			r.condition.setStuck(said.problem(r.Options), max(said.at, said.received))
 		} else {
@@ -296,7 +296,7 @@ func (r *Relay) stream(ctx, hard context.Context, s *session, p *parts) error {
 		}
 		p.dispatch.Connected(s.tables)
 		p.ledger.use(s.tables)
-		r.wal.Reconnects.Inc()
+		r.slotMetrics.Reconnects.Inc()
 	}
 }
 

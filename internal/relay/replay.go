@@ -304,7 +304,7 @@ func (w *replayWork) send(ctx, lanes context.Context, source string, page replay
 func (w *replayWork) awaitLive(ctx context.Context, end event.LSN) error {
 	for ctx.Err() == nil {
 		// In this order: what is received before the look at what is open is there to be seen.
-		if w.wal.Received() >= end {
+		if w.progress.Received() >= end {
 			if _, oldest := w.tracker.OpenOf(w.number); oldest == nil || oldest.Position.Commit >= end {
 				w.Problem = ""
 				return nil

@@ -94,7 +94,7 @@ func (m *safeMode) handedOver(ctx context.Context, s *session, p *parts) (bool, 
 		}
 		handed := p.guard.handedTo(l.Name())
 		_, oldest := p.tracker.OpenOf(i)
-		caughtUp := m.wal.Received() >= s.horizon && (oldest == nil || oldest.Position.Commit >= s.horizon)
+		caughtUp := m.progress.Received() >= s.horizon && (oldest == nil || oldest.Position.Commit >= s.horizon)
 		if !caughtUp && handed.live < m.Window.Events || handed.owed < min(debtInHand, waiting[l.Name()]) {
 			return false, nil
 		}

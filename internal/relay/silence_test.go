@@ -18,8 +18,8 @@ func TestSilence_isThatOfASenderWithoutASignOfWork(t *testing.T) {
 		return look
 	}
 	for name, test := range map[string]struct {
-		look func(n int) senderLook
-		want time.Duration // after the look number 20
+		nextLook func(n int) senderLook
+		want     time.Duration // after the look number 20
 	}{
 		"frozen":                 {growing, 100 * time.Second},
 		"idle server":            {frozen, 0},
@@ -33,7 +33,7 @@ func TestSilence_isThatOfASenderWithoutASignOfWork(t *testing.T) {
 		var s silence
 		var got time.Duration
 		for n := range 21 {
-			s, got = s.next(at(n), test.look(n))
+			s, got = s.next(at(n), test.nextLook(n))
 		}
 		if got != test.want {
 			t.Errorf("%s: silent for %v, want %v", name, got, test.want)

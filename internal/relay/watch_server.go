@@ -26,10 +26,10 @@ func (w *serverWatch) watchSlot(ctx context.Context) {
 		switch {
 		case err == nil:
 			unread := w.findUnread(limited)
-			w.wal.Observe(time.Now(), slot, unread)
+			w.slotMetrics.Observe(time.Now(), slot, unread)
 			named = w.nameUnread(unread, named)
 		case ctx.Err() == nil:
-			w.wal.Unobserved()
+			w.slotMetrics.Unobserved()
 		}
 		cancel()
 		select {

@@ -109,7 +109,7 @@ type hold struct {
 // heldBack tells of a server that has held the stream back from one look to the next. A moment of it is what
 // happens at every commit.
 func (w *streamWatch) heldBack(by string, before hold) hold {
-	now := hold{by, w.wal.Received()}
+	now := hold{by, w.progress.Received()}
 	problem := ""
 	if by != "" && now == before {
 		problem = fmt.Sprintf("the server sends no event before the standbys of synchronized_standby_slots (%s) have it, and one of them does not move: "+
@@ -153,7 +153,7 @@ func (w *streamWatch) publicationChanged(ctx context.Context, tables []*outbox.T
 // watchSilence tells of a sender that seems to be frozen.
 func (w *streamWatch) watchSilence(before silence, slot wal.Slot) silence {
 	now := time.Now()
-	look := senderLook{pid: slot.ActivePID, heard: w.wal.Heard(), activity: slot.Activity, end: slot.End}
+	look := senderLook{pid: slot.ActivePID, heard: w.progress.Heard(), activity: slot.Activity, end: slot.End}
 	after, silent := before.next(now, look)
 	w.metrics.silent.Set(silent.Seconds())
 	problem := ""

@@ -48,7 +48,7 @@ func TestSoak_outageHoldsWALUpToTheBudgetAndLosesNothing(t *testing.T) {
 	db.Exec(insertEvents, writers, 0, 1, keysPerWriter) // by no one else's name
 	first := db.Text(`SELECT pg_current_wal_insert_lsn()::text`)
 	var most int64 // bytes that were seen held
-	look := func() (released bool) {
+	checkHeld := func() (released bool) {
 		holds, bytes := held(t, db, first)
 		switch {
 		case holds:
@@ -61,12 +61,12 @@ func TestSoak_outageHoldsWALUpToTheBudgetAndLosesNothing(t *testing.T) {
 	stop := until(func(ctx context.Context) { insert(ctx, t, db, events, 10, 0) })
 	defer stop()
 	testprogram.Within(t, 10*time.Minute, "the two others to have everything", func() bool {
-		look()
+		checkHeld()
 		return db.Int(`SELECT count(*) FROM outbox`) > int64(events-10*writers) &&
 			ledgered(db, "first") == db.Int(`SELECT count(*) FROM outbox`) && ledgered(db, "second") == ledgered(db, "first")
 	})
 	stop()
-	testprogram.Eventually(t, "WAL above the budget to be released", look)
+	testprogram.Eventually(t, "WAL above the budget to be released", checkHeld)
 	if most == 0 {
 		t.Error("no WAL was seen held for the one that is away")
 	}

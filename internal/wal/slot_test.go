@@ -102,7 +102,7 @@ func TestFindSlot_readsSlotsOfEveryKind(t *testing.T) {
 				t.Errorf("check says %v, want usable: %v", err, test.usable)
 			}
 			reg := prometheus.NewRegistry()
-			wal.NewMetrics(reg, reg).Observe(time.Now(), slot, nil)
+			wal.NewMetrics(reg, reg, new(wal.Progress)).Observe(time.Now(), slot, nil)
 			gathered, err := reg.Gather()
 			if err != nil {
 				t.Fatal(err)

@@ -56,9 +56,9 @@ type StreamOptions struct {
 	OutOfTime <-chan struct{}
 	// Alive asks by SQL whether the server still serves our connection. It is asked after a silence,
 	// because a server that decodes a giant transaction says nothing for minutes.
-	Alive   func(ctx context.Context, pid uint32) bool
-	Log     *slog.Logger
-	Metrics *Metrics
+	Alive    func(ctx context.Context, pid uint32) bool
+	Log      *slog.Logger
+	Progress *Progress
 }
 
 // ErrShutdown means that the server wants to stop and waits for us to leave.
@@ -96,7 +96,7 @@ func (c *Conn) Stream(ctx context.Context, o StreamOptions) error {
 		defer close(woken)
 		_ = s.net.SetReadDeadline(time.Unix(1, 0))
 	})
-	s.Metrics.heard(now)
+	s.Progress.noteHeard(now)
 	err := s.read(ctx)
 	s.handOver()
 	if !stop() {
@@ -232,7 +232,7 @@ func (s *stream) takeMessages(ctx context.Context) error {
 // handOver lets what was received go on, and only then says so.
 func (s *stream) handOver() {
 	s.Receiver.HandOver()
-	s.Metrics.handedOver()
+	s.Progress.noteHandedOver()
 }
 
 // handleMessage handles one message of the server. (PostgreSQL manual, "Message Formats")
@@ -241,7 +241,7 @@ func (s *stream) handleMessage(m message) error {
 	case 'd': // CopyData
 		if s.readAt != s.lastHeard {
 			s.lastHeard, s.probed = s.readAt, s.readAt
-			s.Metrics.heard(s.readAt)
+			s.Progress.noteHeard(s.readAt)
 		}
 		s.traffic.count++
 		return s.takeCopyData(m.body, s.readAt)
@@ -301,7 +301,7 @@ func (s *stream) takeCopyData(data []byte, now time.Time) error {
 		if len(data) < header {
 			return fmt.Errorf("data frame of %d bytes", len(data))
 		}
-		s.Metrics.received(event.LSN(binary.BigEndian.Uint64(data[1:])))
+		s.Progress.noteReceived(event.LSN(binary.BigEndian.Uint64(data[1:])))
 		if len(data) > header+beginCommitTime+8 && data[header] == 'B' {
 			committed := binary.BigEndian.Uint64(data[header+beginCommitTime:])
 			sent := binary.BigEndian.Uint64(data[header-8:])
@@ -314,7 +314,7 @@ func (s *stream) takeCopyData(data []byte, now time.Time) error {
 			return fmt.Errorf("keepalive frame of %d bytes", len(data))
 		}
 		walEnd := event.LSN(binary.BigEndian.Uint64(data[1:]))
-		s.Metrics.received(walEnd)
+		s.Progress.noteReceived(walEnd)
 		s.Receiver.KeepAlive(walEnd)
 		if data[size-1] == 0 {
 			return nil
@@ -363,7 +363,7 @@ func (s *stream) sendStatus(now time.Time, wantReply bool) error {
 		return fmt.Errorf("%w: send status: %w", ErrConnection, err)
 	}
 	s.lastStatus, s.asked = now, false
-	s.Metrics.confirmed(s.sent)
+	s.Progress.noteConfirmed(s.sent)
 	return nil
 }
 
@@ -427,7 +427,7 @@ func (s *stream) waitForRoom(ctx context.Context) {
 	// What the server sent meanwhile waits in the socket: that is no silence.
 	s.readAt = time.Now()
 	s.probed, s.emptied = s.readAt, time.Time{}
-	s.Metrics.heard(s.probed)
+	s.Progress.noteHeard(s.probed)
 }
 
 // askIfSilent finds a dead line behind a silence, and only then gives the connection up.

@@ -15,7 +15,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/pgserver"
@@ -110,9 +109,9 @@ func (r *reading) options(t *testing.T, db *testdb.DB) wal.StreamOptions {
 	return wal.StreamOptions{
 		Slot: db.Name, Publication: "walpost", Confirmed: r.point,
 		Receiver: r.receiver, Confirmer: r.confirmer, Drained: r.drained,
-		Alive:   func(context.Context, uint32) bool { return true },
-		Log:     slog.New(slog.NewTextHandler(t.Output(), nil)),
-		Metrics: wal.NewMetrics(prometheus.NewRegistry(), prometheus.NewRegistry()),
+		Alive:    func(context.Context, uint32) bool { return true },
+		Log:      slog.New(slog.NewTextHandler(t.Output(), nil)),
+		Progress: new(wal.Progress),
 	}
 }
 
@@ -138,23 +137,23 @@ func insert(db *testdb.DB, id string) {
 type gathering struct {
 	*receiver
 	t        *testing.T
-	metrics  *wal.Metrics
+	progress *wal.Progress
 	gathered int
 	handed   event.LSN // when the first of them came
 }
 
 func (g *gathering) Receive(message []byte) error {
 	if g.gathered++; g.gathered == 1 {
-		g.handed = g.metrics.HandedOver()
+		g.handed = g.progress.HandedOver()
 	}
-	if got := g.metrics.HandedOver(); got != g.handed {
+	if got := g.progress.HandedOver(); got != g.handed {
 		g.t.Errorf("%v counts as handed over with %d messages still gathered since %v", got, g.gathered, g.handed)
 	}
 	return g.receiver.Receive(message)
 }
 
 func (g *gathering) HandOver() {
-	if got := g.metrics.HandedOver(); g.gathered > 0 && got != g.handed {
+	if got := g.progress.HandedOver(); g.gathered > 0 && got != g.handed {
 		g.t.Errorf("%v counts as handed over before %d messages since %v are", got, g.gathered, g.handed)
 	}
 	g.gathered = 0
@@ -178,11 +177,11 @@ func TestStream_saysThatItHasHandedOverOnlyThen(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	r := &reading{newReceiver(), &confirmer{}, created.ConsistentPoint, stop, make(chan struct{}), make(chan error, 1)}
 	o := r.options(t, db)
-	o.Receiver = &gathering{receiver: r.receiver, t: t, metrics: o.Metrics}
+	o.Receiver = &gathering{receiver: r.receiver, t: t, progress: o.Progress}
 	go func() { r.ended <- stream(ctx, conn, o) }()
 	eventually(t, "everything is handed over", func() bool {
 		want, err := event.ParseLSN(end)
-		return err == nil && r.inserts.Load() == rows && o.Metrics.HandedOver() >= want
+		return err == nil && r.inserts.Load() == rows && o.Progress.HandedOver() >= want
 	})
 	r.end(t)
 }

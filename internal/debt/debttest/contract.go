@@ -722,25 +722,25 @@ func countGivesPages(t *testing.T, b *book) {
 }
 
 func changesTellTheOldest(t *testing.T, b *book) {
-	look := func() lane.Changes {
+	changes := func() lane.Changes {
 		t.Helper()
-		look, err := b.ower.Changes(t.Context(), sub)
+		changes, err := b.ower.Changes(t.Context(), sub)
 		b.ok(err)
-		look.Holds = nil // depends on the slot, which a debt in memory has not
-		return look
+		changes.Holds = nil // depends on the slot, which a debt in memory has not
+		return changes
 	}
-	if got := look(); got != (lane.Changes{}) {
+	if got := changes(); got != (lane.Changes{}) {
 		t.Errorf("of nothing: got %+v", got)
 	}
 	b.record(b.events[1:]...)
 	b.dead(b.events[0])
 	for _, e := range b.events[1:] {
-		if got, want := look(), (lane.Changes{Any: true, Oldest: e.Position, OldestAt: e.CommittedAt}); got != want {
+		if got, want := changes(), (lane.Changes{Any: true, Oldest: e.Position, OldestAt: e.CommittedAt}); got != want {
 			t.Errorf("got %+v, want %+v", got, want)
 		}
 		b.pay(b.events[2].Position, e)
 	}
-	if got := look(); got.Any {
+	if got := changes(); got.Any {
 		t.Errorf("after all is paid: got %+v", got)
 	}
 }
