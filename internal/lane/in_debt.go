@@ -69,7 +69,7 @@ func (l *holdings) oweKeyLocked(it *item, state State) {
 }
 
 // oweUnknownLocked puts a key in debt of which something is recorded, but it is not known how much.
-func (l *Lane) oweUnknownLocked(key string) {
+func (l *holdings) oweUnknownLocked(key string) {
 	s := &l.scope
 	if s.mode.whole() {
 		return
@@ -272,6 +272,27 @@ func (l *holdings) giveUpLocked(q *keyQueue) {
 	l.backlog.remove(q, l.giveUpItemLocked)
 }
 
+// giveUpTailLocked is giveUpLocked for what a key has more than its first delivery and so much of its debt. It returns what
+// it has given up.
+func (l *holdings) giveUpTailLocked(q *keyQueue, room int, roomBytes int64) (number int, bytes int64) {
+	first := true
+	l.backlog.remove(q, func(it *item) bool {
+		head := first
+		first = false
+		if !it.fromDebt() {
+			return false
+		}
+		size := int64(it.ev.Size())
+		room, roomBytes = room-1, roomBytes-size
+		if head || room >= 0 && roomBytes >= 0 || !l.giveUpItemLocked(it) {
+			return false
+		}
+		number, bytes = number+1, bytes+size
+		return true
+	})
+	return number, bytes
+}
+
 // giveUpItemLocked does it for one item, and reports whether it leaves the lane: a live one stays.
 func (l *holdings) giveUpItemLocked(it *item) bool {
 	switch o := it.origin.(type) {
@@ -331,96 +352,4 @@ func (l *holdings) endRecordedLocked(it *item, as recordedAs) {
 	}
 	l.acks.Secure([]*ack.Delivery{it.delivery()})
 	l.scope.recordBeforeReading(it)
-}
-
-// admitLocked lets the first n of the events that were looked up into the lane. known has those that are recorded.
-func (l *holdings) admitLocked(n int, known map[*item]Recorded) {
-	s := &l.scope
-	for _, it := range s.unchecked[:n] {
-		switch recorded, ok := known[it]; {
-		case ok:
-			l.endRecordedLocked(it, recordedIn(recorded.State))
-			l.oweKeyLocked(it, recorded.State)
-		case l.inScopeLocked(it):
-			l.keepBehindDebtLocked(it)
-			if known != nil { // it can be older than what is recorded of its key
-				s.recordBeforeReading(it)
-			}
-		default:
-			l.backlog.push(l.options.Ordering.keyOf(it.ev), it)
-		}
-	}
-	s.unchecked = rest(s.unchecked, n)
-	l.metrics.open.Set(float64(l.open))
-}
-
-// liveLocked lists the live deliveries of the lane, but for those that are still to be looked up.
-func (l *holdings) liveLocked() []*item {
-	live := slices.Clone(l.scope.behindDebt)
-	add := func(items []*item) {
-		for _, it := range items {
-			if it.isLive() && !it.abandoned {
-				live = append(live, it)
-			}
-		}
-	}
-	for _, q := range l.backlog.keys {
-		add(q.items)
-	}
-	for c := range l.calls.all {
-		add(c.items)
-	}
-	return live
-}
-
-// yieldToDebtLocked ends the live deliveries that the debt turns out to have already, because a person has added
-// them: what is recorded is the truth. One that is in its handler ends when the handler returns.
-func (l *holdings) yieldToDebtLocked(known map[*item]Recorded) {
-	s := &l.scope
-	recorded := func(it *item) bool {
-		r, ok := known[it]
-		if ok {
-			l.endRecordedLocked(it, recordedIn(r.State))
-		}
-		return ok
-	}
-	for _, q := range l.backlog.keys {
-		before := len(q.items)
-		if q.items = slices.DeleteFunc(q.items, recorded); len(q.items) == before || q.state != retrying {
-			continue
-		}
-		if len(q.items) == 0 {
-			l.backlog.releaseEmpty(q)
-			continue
-		}
-		l.backlog.makeReady(q) // what has failed may be gone
-	}
-	s.behindDebt = slices.DeleteFunc(s.behindDebt, recorded)
-	for c := range l.calls.all {
-		for _, it := range c.items {
-			it.recorded = recordedIn(known[it].State)
-		}
-	}
-	for it, r := range known {
-		l.oweKeyLocked(it, r.State)
-	}
-	l.abandonOverdueLocked()
-	l.metrics.open.Set(float64(l.open))
-}
-
-// giveUpTailLocked is giveUpLocked for what a key has more than its first delivery and so much of its debt. It returns what
-// it has given up.
-func (l *Lane) giveUpTailLocked(q *keyQueue, room int, roomBytes int64) (number int, bytes int64) {
-	stay := q.items[:0:0]
-	for i, it := range q.items {
-		if size := int64(it.ev.Size()); it.fromDebt() {
-			if room, roomBytes = room-1, roomBytes-size; i > 0 && (room < 0 || roomBytes < 0) && !it.origin.giveUpLocked(l, it) {
-				number, bytes = number+1, bytes+size
-				continue
-			}
-		}
-		stay = append(stay, it)
-	}
-	q.items = stay
-	return number, bytes
 }

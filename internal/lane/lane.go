@@ -9,12 +9,14 @@
 //   - Words and settings: ordering.go, backoff.go, options.go, stream.go, ower.go, metrics.go, stage.go, mode.go, outcome.go.
 //   - Data without a lane: origin.go and queue.go (an event, and the events of one key), retries.go and backlog.go (which key
 //     goes next), breaker.go (what failed attempts mean), slots.go, call.go, scope.go (what is in debt), flight.go.
-//   - The lane's holdings, and how events move between them: holdings.go, in_debt.go, finish.go.
+//   - The lane's holdings, and how events move between them: holdings.go, in_debt.go,
+//     admit.go, finish.go.
 //   - One attempt: core.go, choose.go and probe.go (what goes into it), lead.go and abort.go (whether it may begin), dead.go,
 //     judge.go and settle.go (what its end changes), attempt.go (from its start to its settlement), pipeline.go (the same for
 //     a destination that reports delivery by delivery).
 //   - The lane at work: lane.go, work.go (calls begin and follow each other), replay.go (what is handed over again).
-//   - Its debt: debt_reader.go and what that does in each round; standstill.go, changes.go, lookup.go, record.go, pay.go.
+//   - Its debt: pass.go and debt_reader.go; standstill.go, lookup.go, changes.go, record.go, pay.go (what there is to do);
+//     rounds.go (in which order it is done), closing.go (what is done at a stop).
 //   - run.go: its life.
 package lane
 

@@ -9,15 +9,6 @@ import (
 	"github.com/backendstart/walpost/internal/printable"
 )
 
-// lookUps are what has to be looked up in the debt, or read later from it, because an earlier process or a person may
-// have recorded what the stream brings.
-type lookUps struct {
-	open      bool                 // what is open may have been added to the debt
-	until     event.LSN            // what the stream brings, until it has passed this
-	marksOnly bool                 // nothing of that can be recorded as owed, but its row may be marked
-	keys      map[string]event.LSN // these are not read before the stream has passed a position
-}
-
 // lookUpUnchecked looks up whether what the stream brings is recorded already, after a restart or after a person's change.
 func (d *debtReader) lookUpUnchecked(ctx context.Context) error {
 	l := d.l
