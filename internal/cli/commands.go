@@ -47,7 +47,7 @@ type commands struct {
 	Top         topCommand         `cmd:"" help:"Watch the running relay at a terminal."`
 	Subscribers subscribersCommand `cmd:"" help:"List, pause, resume or forget subscribers."`
 	Owed        owedCommand        `cmd:"" help:"List what subscribers are owed; retry (redrive), discard or add it."`
-	Deadletters owedCommand        `cmd:"" help:"List, retry (redrive) or discard dead letters: owed with --state=dead."`
+	Deadletters deadlettersCommand `cmd:"" help:"List, retry (redrive) or discard dead letters: owed with --state=dead."`
 	Replay      replayCommand      `cmd:"" help:"Send a subscriber events again that the tables still have."`
 	Event       eventCommand       `cmd:"" help:"Show everything that is known of an event."`
 	Tail        tailCommand        `cmd:"" help:"Follow the attempts of the running relay."`

@@ -34,11 +34,8 @@ func (c choiceOptions) Validate() error {
 }
 
 // choice is the filter that the options make, if it is one that may be acted on.
-func (c choiceOptions) choice(r *run) (debt.Filter, error) {
-	filter, err := c.filter(r)
-	if err != nil {
-		return filter, err
-	}
+func (c choiceOptions) choice() (debt.Filter, error) {
+	filter := c.filter()
 	filter.Events = append(filter.Events, c.Events...)
 	filter.Limit = c.Limit
 	return filter, filter.Narrow()
@@ -60,7 +57,7 @@ If the event is invalid and only a copy of it is kept, it cannot be sent: insert
 }
 
 func (c owedRedrive) Run(r *run) error {
-	filter, err := c.choice(r)
+	filter, err := c.choice()
 	if err != nil {
 		return err
 	}
@@ -151,7 +148,7 @@ The deliveries are never sent. Give at least one event or filter beside --state.
 }
 
 func (c owedDiscard) Run(r *run) error {
-	filter, err := c.choice(r)
+	filter, err := c.choice()
 	if err != nil {
 		return err
 	}

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,7 +18,7 @@ import (
 	"github.com/backendstart/walpost/internal/printable"
 )
 
-// owedCommand is also `walpost deadletters`, where the state is dead.
+// owedCommand is `walpost owed`.
 type owedCommand struct {
 	List    owedList    `cmd:"" help:"List deliveries in the order in which they are sent."`
 	Show    owedShow    `cmd:"" help:"Show everything about an event that is owed, with its payload."`
@@ -38,6 +39,20 @@ func (owedCommand) Help() string {
 A waiting delivery is sent by itself. A dead one is sent again when a person redrives it. deadletters is the same command for the dead ones. Works on the database, with the relay up or down.`
 }
 
+// deadlettersCommand is `walpost deadletters`: the same commands with --state=dead.
+type deadlettersCommand struct{ owedCommand }
+
+// AfterApply is called by kong when the options are read.
+func (c *deadlettersCommand) AfterApply() error {
+	for _, state := range []*string{&c.List.State, &c.Show.State, &c.Redrive.State, &c.Discard.State, &c.Add.State} {
+		if *state == string(lane.StateWaiting) {
+			return config.Invalid(errors.New("--state: dead letters are dead: walpost owed has those that wait"))
+		}
+		*state = string(lane.StateDead)
+	}
+	return nil
+}
+
 // filterOptions choose deliveries.
 type filterOptions struct {
 	Subscriber string `placeholder:"NAME" help:"Owed to this subscriber."`
@@ -52,27 +67,15 @@ type filterOptions struct {
 	Error      string `placeholder:"TEXT" help:"The last error contains this text."`
 }
 
-func (o filterOptions) filter(r *run) (debt.Filter, error) {
-	state, err := stateOf(r, o.State)
+func (o filterOptions) filter() debt.Filter {
 	filter := debt.Filter{
-		Subscriber: o.Subscriber, Source: o.Source, State: state, Type: o.Type, Key: o.Key,
+		Subscriber: o.Subscriber, Source: o.Source, State: lane.State(o.State), Type: o.Type, Key: o.Key,
 		Since: o.Since.Time, Until: o.Until.Time, Error: o.Error, Occurrence: o.Occurrence,
 	}
 	if o.Event != "" {
 		filter.Events = []string{o.Event}
 	}
-	return filter, err
-}
-
-// stateOf reads --state, which `walpost deadletters` knows already.
-func stateOf(r *run, state string) (lane.State, error) {
-	if !strings.HasPrefix(r.parsed.Command(), "deadletters") {
-		return lane.State(state), nil
-	}
-	if state == string(lane.StateWaiting) {
-		return "", config.Invalid(errors.New("--state: dead letters are dead: walpost owed has those that wait"))
-	}
-	return lane.StateDead, nil
+	return filter
 }
 
 type owedList struct {
@@ -86,10 +89,7 @@ func (c owedList) Validate() error {
 }
 
 func (c owedList) Run(r *run) error {
-	filter, err := c.filter(r)
-	if err != nil {
-		return err
-	}
+	filter := c.filter()
 	filter.Limit = c.Limit
 	return c.at(r, func(service *admin.Service) error {
 		deliveries, more, err := service.Owed(r.ctx, filter)
@@ -130,6 +130,7 @@ func printOwed(w io.Writer, deliveries []admin.Delivery, more bool) {
 type owedShow struct {
 	adminOptions
 	Event string `arg:"" help:"Event id."`
+	State string `kong:"-"` // "" is any
 }
 
 func (owedShow) Help() string {
@@ -141,10 +142,6 @@ Payload and headers are as Postgres gave them. If no copy is kept, they are read
 }
 
 func (c owedShow) Run(r *run) error {
-	state, err := stateOf(r, "")
-	if err != nil {
-		return err
-	}
 	return c.at(r, func(service *admin.Service) error {
 		deliveries, err := service.Show(r.ctx, c.Event)
 		if err != nil {
@@ -154,7 +151,7 @@ func (c owedShow) Run(r *run) error {
 			return writeJSON(r.Stdout, map[string]any{"owed": deliveries})
 		}
 		for _, d := range deliveries {
-			if state == "" || d.State == state {
+			if c.State == "" || string(d.State) == c.State {
 				printDelivery(r.Stdout, d)
 			}
 		}
@@ -237,13 +234,7 @@ func (c owedAdd) Validate() error {
 }
 
 func (c owedAdd) Run(r *run) error {
-	state, err := stateOf(r, c.State)
-	if err != nil {
-		return err
-	}
-	if state == "" {
-		state = lane.StateWaiting
-	}
+	state := cmp.Or(lane.State(c.State), lane.StateWaiting)
 	return c.at(r, func(service *admin.Service) error {
 		added, err := service.Add(r.ctx, c.Subscriber, c.Events, state, who(), c.Why)
 		if err != nil {
