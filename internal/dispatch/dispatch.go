@@ -51,7 +51,7 @@ func (r Route) wants(commit event.LSN, source, eventType string) bool {
 // Dispatcher is the receiver of a stream. Receive and KeepAlive belong to the goroutine of the stream.
 type Dispatcher struct {
 	messages []*outbox.Source
-	routes   []Route
+	routes   []handing
 	tracker  *ack.Tracker
 	epoch    int32
 	maxEvent int
@@ -70,14 +70,19 @@ type Dispatcher struct {
 	sources   map[string]*source
 	shelf     outbox.Shelf
 
-	begin     pgoutput.Begin    // of the transaction in hand
-	inside    bool              // a transaction is in hand
-	known     bool              // and it was received whole before
-	ordinal   int64             // of the next insert or message in it
-	gathered  [][]*ack.Delivery // for each route, what HandOver will offer
-	number    int               // of events gathered
-	completed event.LSN         // commit of the last transaction received whole
-	last      event.Position    // of the last event taken in
+	begin     pgoutput.Begin // of the transaction in hand
+	inside    bool           // a transaction is in hand
+	known     bool           // and it was received whole before
+	ordinal   int64          // of the next insert or message in it
+	number    int            // of events gathered
+	completed event.LSN      // commit of the last transaction received whole
+	last      event.Position // of the last event taken in
+}
+
+// handing is a route, and what HandOver will offer its lane.
+type handing struct {
+	Route
+	gathered []*ack.Delivery
 }
 
 // Former is a table that was a source. One that has got another name is known by its oid.
@@ -115,16 +120,17 @@ const maxWanted = 1000
 func New(tables []*outbox.Table, messages []*outbox.Source, routes []Route, tracker *ack.Tracker, epoch int32, maxEvent int,
 	metrics *Metrics, log *slog.Logger) *Dispatcher {
 	d := &Dispatcher{
-		messages: messages, routes: routes, tracker: tracker, epoch: epoch, maxEvent: maxEvent, log: log,
+		messages: messages, tracker: tracker, epoch: epoch, maxEvent: maxEvent, log: log,
 		metrics:    metrics,
 		onType:     func(string, string, int) {},
 		passedOver: make(map[string]bool),
-		sources:    make(map[string]*source), gathered: make([][]*ack.Delivery, len(routes)),
+		sources:    make(map[string]*source),
 	}
 	for _, source := range messages {
 		d.source(source.Name)
 	}
 	for _, route := range routes {
+		d.routes = append(d.routes, handing{Route: route})
 		if route.After.Compare(d.after) > 0 {
 			d.after = route.After
 		}
@@ -345,8 +351,8 @@ func (d *Dispatcher) enter(from *source, ev *event.Event, position event.Positio
 	entry := d.tracker.Add(ev, needed, len(needed) < len(wanted))
 	deliveries := entry.Deliveries()
 	for i := range deliveries {
-		route := deliveries[i].Subscriber()
-		d.gathered[route] = append(d.gathered[route], &deliveries[i])
+		route := &d.routes[deliveries[i].Subscriber()]
+		route.gathered = append(route.gathered, &deliveries[i])
 	}
 	if d.number++; d.number == maxGathered {
 		d.HandOver()
@@ -361,11 +367,11 @@ func (d *Dispatcher) HandOver() {
 		return
 	}
 	d.number = 0
-	for i, deliveries := range d.gathered {
-		if len(deliveries) > 0 {
-			d.routes[i].Lane.Offer(deliveries...)
-			clear(deliveries)
-			d.gathered[i] = deliveries[:0]
+	for i := range d.routes {
+		if route := &d.routes[i]; len(route.gathered) > 0 {
+			route.Lane.Offer(route.gathered...)
+			clear(route.gathered)
+			route.gathered = route.gathered[:0]
 		}
 	}
 }

@@ -35,63 +35,70 @@ func (b *builder) build(s *session, safeMode bool, found *quarantined, stop cont
 		}
 		b.Log.Warn("the process ended several times soon after its start; safe mode: one event at a time, until what can have been in hand is handed over", facts...)
 	}
-	guard := newGuard(b.base, found)
-	p := &parts{guard: guard, drained: make(chan struct{})}
-	tracker := ack.New(b.Window, len(s.members), s.confirmed)
-	p.tracker = tracker
-	routes := make([]dispatch.Route, len(s.members))
-	told := make([]func(secured, finished event.Position), len(b.Subscriptions))
-	for i, sub := range b.Subscriptions {
-		tracker.AwaitOwes(i) // until the lane has looked, anything may be owed
-		options := sub.Lane
-		target := sub.Subscriber
-		if safeMode {
-			target, options = guard.guarding(target, options)
-		}
-		name := sub.Subscriber.Name()
-		if remembers, ok := sub.Subscriber.(subscriber.Rememberer); ok {
-			told[i] = remembers.Recorded
-		}
-		l := lane.New(i, target, options, tracker, b.owed, lane.Stream{
-			Term:      b.fence.Term,
-			MayBegin:  b.lead.mayBegin,
-			Passed:    b.progress.HandedOver, // received alone may still be gathered
-			Horizon:   s.horizon,
-			Confirmed: s.recorded,
-			Crowds:    func() bool { return tracker.Crowds(i) },
-			Pressed:   func() bool { return tracker.Pressed(i) },
-			Secured:   s.members[i].after,
-			Observe: func(began time.Time, took time.Duration, attempts []lane.Attempt) {
-				b.attempts.Record(name, began, took, attempts)
-			},
-			Refuse: func(ev *event.Event) error {
-				if found.is(name, ev) {
-					return errors.New("the process ended several times while this event was handled")
-				}
-				return nil
-			},
-		}, b.vectors.For(name), b.Log)
-		p.lanes = append(p.lanes, l)
-		routes[i] = dispatch.Route{Lane: l, Wants: sub.wants, Earlier: s.members[i].wants.earlier(s.epoch, sub.understands), After: s.members[i].after}
-	}
-	for i, m := range s.members {
+	p := &parts{guard: newGuard(b.base, found), drained: make(chan struct{})}
+	p.tracker = ack.New(b.Window, len(s.members), s.confirmed)
+	var routes []dispatch.Route
+	var told []func(secured, finished event.Position)
+	for number, m := range s.members {
 		if m.left {
-			l := b.buildLeaver(s, i, tracker)
+			l := b.buildLeaver(s, number, p.tracker)
 			p.leavers = append(p.leavers, l)
-			routes[i] = dispatch.Route{Lane: l, Wants: nothing, Earlier: m.wants.earlier(s.epoch, anything), After: m.after}
+			routes = append(routes, dispatch.Route{Lane: l, Wants: nothing, Earlier: m.wants.earlier(s.epoch, anything), After: m.after})
+			continue
 		}
+		l := b.buildLane(s, number, p, safeMode, found)
+		p.lanes = append(p.lanes, l)
+		told = append(told, recordedOf(m.subscription.Subscriber))
+		routes = append(routes, dispatch.Route{Lane: l, Wants: m.subscription.wants, Earlier: m.wants.earlier(s.epoch, m.subscription.understands), After: m.after})
 	}
-	p.dispatch = dispatch.New(s.tables, b.messageSources(), routes, tracker, s.epoch, b.MaxEvent, b.dispatch, b.Log)
+	p.dispatch = dispatch.New(s.tables, b.messageSources(), routes, p.tracker, s.epoch, b.MaxEvent, b.dispatch, b.Log)
 	p.dispatch.PassOver(s.former())
 	p.dispatch.OnType(b.routing.note)
 	p.ledger = &tableLedger{pool: b.Pool, slot: b.Slot, fence: b.fence, debt: b.owed}
 	p.ledger.use(s.tables)
 	p.recorder = newRecorder(recorderOptions{
-		ledger: p.ledger, tracker: tracker, log: b.Log, metrics: b.metrics, stop: stop,
+		ledger: p.ledger, tracker: p.tracker, log: b.Log, metrics: b.metrics, stop: stop,
 		names: b.names(), told: told, budget: s.budget, received: b.progress.Received, recorded: s.confirmed,
 		epoch: s.epoch, horizon: s.horizon,
 	})
 	return p
+}
+
+// recordedOf is what tells a subscriber up to where its events are recorded; nil where it has no use for that.
+func recordedOf(sub subscriber.Subscriber) func(secured, finished event.Position) {
+	if remembers, ok := sub.(subscriber.Rememberer); ok {
+		return remembers.Recorded
+	}
+	return nil
+}
+
+// buildLane makes the lane of a member that is configured. In safe mode the guard notes what it is about to hand over.
+func (b *builder) buildLane(s *session, number int, p *parts, safeMode bool, found *quarantined) *lane.Lane {
+	m, tracker := s.members[number], p.tracker
+	tracker.AwaitOwes(number) // until the lane has looked, anything may be owed
+	target, options := m.subscription.Subscriber, m.subscription.Lane
+	if safeMode {
+		target, options = p.guard.guarding(target, options)
+	}
+	return lane.New(number, target, options, tracker, b.owed, lane.Stream{
+		Term:      b.fence.Term,
+		MayBegin:  b.lead.mayBegin,
+		Passed:    b.progress.HandedOver, // received alone may still be gathered
+		Horizon:   s.horizon,
+		Confirmed: s.recorded,
+		Crowds:    func() bool { return tracker.Crowds(number) },
+		Pressed:   func() bool { return tracker.Pressed(number) },
+		Secured:   m.after,
+		Observe: func(began time.Time, took time.Duration, attempts []lane.Attempt) {
+			b.attempts.Record(m.name, began, took, attempts)
+		},
+		Refuse: func(ev *event.Event) error {
+			if found.is(m.name, ev) {
+				return errors.New("the process ended several times while this event was handled")
+			}
+			return nil
+		},
+	}, b.vectors.For(m.name), b.Log)
 }
 
 // buildLeaver makes the leaver that stands in for the lane of a member that has left.

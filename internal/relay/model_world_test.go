@@ -547,7 +547,8 @@ func (s *modelServer) beforeTheStream() event.Position {
 // recordRows is rowDebts.record without Postgres: the rows are in the order of their commits.
 func (s *modelServer) recordRows(o recording) {
 	table := &outbox.Table{Source: &outbox.Source{Name: "model", Messages: "m", Mark: true}, Published: "published_at"}
-	debts := &waitingRows{debt: s.debt, epoch: 1, recording: o, owed: make([][]lane.Owed, len(o.to)), moved: make([][]lane.Owed, len(o.to)), table: table}
+	debts := newWaitingRows(s.debt, nil, 1, o)
+	debts.table = table
 	ordinal, bound := int64(0), s.end
 	if o.snapshot != "" {
 		bound = o.at.Commit

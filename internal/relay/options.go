@@ -112,12 +112,13 @@ type configuredSubscriber struct {
 	name          string
 	filter        event.Filter
 	fromBeginning bool
+	subscription  Subscription
 }
 
 func (o *Options) configured() []configuredSubscriber {
 	subs := make([]configuredSubscriber, len(o.Subscriptions))
 	for i, sub := range o.Subscriptions {
-		subs[i] = configuredSubscriber{sub.Subscriber.Name(), sub.filter(), sub.FromBeginning}
+		subs[i] = configuredSubscriber{sub.Subscriber.Name(), sub.filter(), sub.FromBeginning, sub}
 	}
 	return subs
 }

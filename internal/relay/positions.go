@@ -85,7 +85,7 @@ func plan(known map[string]stored, configured []configuredSubscriber, epoch int3
 		k, ok := known[sub.name]
 		position := k.position(epoch)
 		still := k.wants.within(end).beyond(position)
-		m := member{name: sub.name, after: position, wants: still.changed(sub.filter, end)}
+		m := member{name: sub.name, after: position, wants: still.changed(sub.filter, end), subscription: sub.subscription}
 		switch {
 		case !ok && sub.fromBeginning:
 			m.after, m.wants, m.found = event.Position{Epoch: epoch}, from(sub.filter), beginning
@@ -113,7 +113,7 @@ func plan(known map[string]stored, configured []configuredSubscriber, epoch int3
 func (m *membership) atTheBeginning(s *session) []member {
 	members := make([]member, len(m.Subscriptions))
 	for i, sub := range m.configured() {
-		members[i] = member{name: sub.name, after: event.Position{Epoch: s.epoch}, wants: from(sub.filter)}
+		members[i] = member{name: sub.name, after: event.Position{Epoch: s.epoch}, wants: from(sub.filter), subscription: sub.subscription}
 	}
 	return members
 }
@@ -125,9 +125,9 @@ func (m *membership) startPositions(ctx context.Context, s *session) error {
 		return err
 	}
 	members := plan(s.known, m.configured(), s.epoch, place{s.epoch, s.end})
-	for i, of := range members {
+	for _, of := range members {
 		if of.found == beginning {
-			if err := m.recordRetained(ctx, s, i); err != nil {
+			if err := m.recordRetained(ctx, s, of); err != nil {
 				return err
 			}
 		}
@@ -197,10 +197,9 @@ func (m *membership) depart(ctx context.Context, name string, at event.Position)
 // recordRetained makes all rows that the tables have a debt of one subscriber that is new to the slot.
 // What the stream brings of them once more is looked up until it is past this moment, which moves the
 // horizon. (docs/postgres.md §5, B)
-func (m *membership) recordRetained(ctx context.Context, s *session, subscriber int) error {
+func (m *membership) recordRetained(ctx context.Context, s *session, of member) error {
 	begun := time.Now()
-	sub := m.Subscriptions[subscriber]
-	name := sub.Subscriber.Name()
+	name := of.name
 	m.Log.Info("subscriber is new to this slot and starts at the beginning", "subscriber", name)
 	// A row that is not marked may be behind the slot while its commit still waits for a standby.
 	unmarked := slices.DeleteFunc(slices.Clone(s.tables), (*outbox.Table).Marks)
@@ -210,7 +209,7 @@ func (m *membership) recordRetained(ctx context.Context, s *session, subscriber 
 	var rows int64
 	err := m.inTerm(ctx, func(tx pgx.Tx) (err error) {
 		at := event.Position{Epoch: s.epoch, Commit: s.confirmed - 1} // before all that the stream brings
-		rows, _, err = m.rows.record(ctx, tx, s, recording{at: at, tables: s.tables, retained: true, to: []recipient{{name: name, wants: sub.wants}}})
+		rows, _, err = m.rows.record(ctx, tx, s, recording{at: at, tables: s.tables, retained: true, to: []recipient{{name: name, wants: of.subscription.wants}}})
 		return err
 	})
 	if err != nil {

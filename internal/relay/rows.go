@@ -106,7 +106,7 @@ func (d *rowDebts) recordOnce(ctx context.Context, tx pgx.Tx, s *session, o reco
 	begun := time.Now()
 	position := o.at
 	bound := position.Commit // nothing in the snapshot of a new slot committed where it begins, or later
-	debts := &waitingRows{debt: d.owed, tx: tx, epoch: s.epoch, recording: o, owed: make([][]lane.Owed, len(o.to)), moved: make([][]lane.Owed, len(o.to))}
+	debts := newWaitingRows(d.owed, tx, s.epoch, o)
 	err = postgres.InSnapshot(ctx, d.Pool, o.snapshot, func(reading pgx.Tx) error {
 		if o.snapshot == "" {
 			var err error
@@ -187,8 +187,22 @@ type waitingRows struct {
 
 	events []*event.Event
 	bytes  int
-	// owed becomes waiting, moved waits already or is not owed; by recipient, used again.
-	owed, moved [][]lane.Owed
+	shares []share
+}
+
+// share is what a recipient gets of the events.
+type share struct {
+	recipient
+	// owed becomes waiting, moved waits already or is not owed. The lists are used again.
+	owed, moved []lane.Owed
+}
+
+func newWaitingRows(debt rowsDebt, tx pgx.Tx, epoch int32, o recording) *waitingRows {
+	w := &waitingRows{recording: o, debt: debt, tx: tx, epoch: epoch}
+	for _, to := range o.to {
+		w.shares = append(w.shares, share{recipient: to})
+	}
+	return w
 }
 
 func (w *waitingRows) add(ctx context.Context, ev *event.Event) error {
@@ -209,15 +223,16 @@ func (w *waitingRows) flush(ctx context.Context) error {
 	var unwanted []lane.Owed
 	for n, ev := range w.events {
 		wanted := false
-		for i, to := range w.to {
+		for i := range w.shares {
+			to := &w.shares[i]
 			at, known := committed[n]
 			wants := to.wants(ev.Source, ev.Type)
 			wanted = wanted || wants
 			switch {
 			case !wants, known && at.Compare(to.secured) <= 0:
-				w.moved[i] = append(w.moved[i], lane.Owed{Event: ev, InTableOrder: true})
+				to.moved = append(to.moved, lane.Owed{Event: ev, InTableOrder: true})
 			case ev.Invalid == "" || ev.Payload != nil:
-				w.owed[i] = append(w.owed[i], lane.Owed{Event: ev, InTableOrder: true})
+				to.owed = append(to.owed, lane.Owed{Event: ev, InTableOrder: true})
 			default:
 				// There is no body that could wait: whoever tries to read the row meets the same.
 				now := time.Now()
@@ -231,14 +246,15 @@ func (w *waitingRows) flush(ctx context.Context) error {
 			unwanted = append(unwanted, lane.Owed{Event: ev})
 		}
 	}
-	for i, to := range w.to {
-		if err := w.debt.RecordRows(ctx, w.tx, to.name, w.owed[i]); err != nil {
+	for i := range w.shares {
+		to := &w.shares[i]
+		if err := w.debt.RecordRows(ctx, w.tx, to.name, to.owed); err != nil {
 			return err
 		}
-		if err := w.debt.PlaceRows(ctx, w.tx, to.name, w.moved[i]); err != nil {
+		if err := w.debt.PlaceRows(ctx, w.tx, to.name, to.moved); err != nil {
 			return err
 		}
-		w.owed[i], w.moved[i] = w.owed[i][:0], w.moved[i][:0]
+		to.owed, to.moved = to.owed[:0], to.moved[:0]
 	}
 	w.events, w.bytes = w.events[:0], 0
 	return w.debt.MarkLater(ctx, w.tx, unwanted)

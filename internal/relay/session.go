@@ -108,10 +108,11 @@ func (k stored) securedIn(epoch int32) event.Position {
 // member is a subscriber as a session serves it: one of the configuration, which has a lane, or one that has left
 // and of which something is to be recorded still.
 type member struct {
-	name  string
-	after event.Position // what it needs begins after it
-	wants wants
-	left  bool
+	name         string
+	after        event.Position // what it needs begins after it
+	wants        wants
+	left         bool
+	subscription Subscription // of one that has not left
 	// found says how the position was found, for the log.
 	found finding
 }
