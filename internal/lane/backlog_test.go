@@ -150,3 +150,24 @@ func TestBacklog_forgetsKeysThatHaveBecomeEmpty(t *testing.T) {
 	}
 	b.check(t)
 }
+
+func TestBacklog_removesWhatGoesAndForgetsAFailingKeyWithNothingLeft(t *testing.T) {
+	now := time.Now()
+	b := aBacklog(now, "F")
+	b.pushIDs("K", "K1", "K2", "K3")
+	b.pushIDs("F", "F1")
+	b.remove(b.keys["K"], func(it *item) bool { return it.ev.ID == "K2" })
+	b.remove(b.keys["F"], func(*item) bool { return true })
+	b.check(t)
+	if b.keys["F"] != nil || len(b.retries) > 0 {
+		t.Errorf("a failing key with nothing left is still there: %v", b.retries)
+	}
+	var got []string
+	for id, q := b.takeNext(); q != nil; id, q = b.takeNext() {
+		got = append(got, id)
+		b.release(q)
+	}
+	if want := []string{"K1", "K3"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
