@@ -56,11 +56,11 @@ func (c topCommand) Run(r *run) error {
 		return err
 	}
 	defer relay.client.CloseIdleConnections()
-	first := lookAt(r.ctx, relay)
+	first := readTop(r.ctx, relay)
 	if first.silent != nil {
 		return first.silent // a person who named the wrong address wants to see that at once
 	}
-	program := tea.NewProgram(newTop(func() sight { return lookAt(r.ctx, relay) }, c.Every.Std(), relay.url, first),
+	program := tea.NewProgram(newTop(func() sight { return readTop(r.ctx, relay) }, c.Every.Std(), relay.url, first),
 		tea.WithContext(r.ctx), tea.WithInput(in), tea.WithOutput(out), tea.WithoutSignalHandler())
 	if _, err := program.Run(); err != nil && r.ctx.Err() == nil {
 		return err
@@ -84,8 +84,8 @@ type sight struct {
 	silent error
 }
 
-// lookAt asks the relay for everything that top shows.
-func lookAt(ctx context.Context, of *asked) sight {
+// readTop asks the relay for everything that top shows.
+func readTop(ctx context.Context, of *asked) sight {
 	s := sight{at: time.Now(), left: math.NaN()}
 	if s.silent = of.get(ctx, "/v1/status", nil, &s.status); s.silent != nil {
 		return s
@@ -139,7 +139,7 @@ type due struct{}
 
 // top is what is on the screen. It is changed by Update alone, on the goroutine of the program.
 type top struct {
-	look          func() sight
+	readSight     func() sight
 	every         time.Duration
 	url           string
 	now, before   sight // before is the look that rates are taken from; its at is zero before the second
@@ -149,8 +149,8 @@ type top struct {
 	stopped       bool
 }
 
-func newTop(look func() sight, every time.Duration, url string, first sight) top {
-	return top{look: look, every: every, url: url, now: first, width: 80, height: 24}
+func newTop(readSight func() sight, every time.Duration, url string, first sight) top {
+	return top{readSight: readSight, every: every, url: url, now: first, width: 80, height: 24}
 }
 
 // Init implements tea.Model.
@@ -179,8 +179,8 @@ func (t top) Update(message tea.Msg) (tea.Model, tea.Cmd) {
 		if t.stopped {
 			return t, t.wait()
 		}
-		look := t.look
-		return t, func() tea.Msg { return seen(look()) }
+		read := t.readSight
+		return t, func() tea.Msg { return seen(read()) }
 	case seen:
 		if t.failed = m.silent; m.silent == nil {
 			t.before, t.now = t.now, sight(m)

@@ -122,7 +122,7 @@ func (a *attempt) noteOutcomes(err error) {
 // endLocked settles the attempt.
 func (a *attempt) endLocked() {
 	a.core.calls.slots.release(&a.slot)
-	a.core.settleLocked(&a.call, a.outcome, a.lead, a.unbegun, time.Now())
+	a.core.settleLocked(a.lead, &a.call, a.outcome, a.unbegun, time.Now())
 }
 
 // clearLocked lets go of what an attempt that has ended held, so that it does not stay in memory: a stopped timer stays in

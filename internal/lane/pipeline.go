@@ -377,7 +377,7 @@ func (pipe *pipeline) settleParts(parts []*part) {
 		s.open--
 		s.parts[p.place] = nil
 		f.remove(p.sent, p.bytes, p.slot.retry)
-		pipe.settleLocked(&p.call, p.outcome, p.lead, p.unbegun, now)
+		pipe.settleLocked(p.lead, &p.call, p.outcome, p.unbegun, now)
 		pipe.recycleLocked(p)
 		s.forgetLocked()
 		pipe.handler.Done()

@@ -21,7 +21,7 @@ type settlement struct {
 // settleLocked ends a call that began under a leadership: what is delivered or recorded as dead is finished, the rest
 // goes back to the front of its key. unbegun tells that nothing was handed over. afterSettlingLocked follows, perhaps
 // after several.
-func (c *core) settleLocked(ended *call, outcome []error, under context.Context, unbegun bool, now time.Time) {
+func (c *core) settleLocked(under context.Context, ended *call, outcome []error, unbegun bool, now time.Time) {
 	s := settlement{core: c, call: ended, outcome: outcome, now: now,
 		suspended: unbegun || errors.Is(context.Cause(under), errSuspended)}
 	s.settleCall()

@@ -65,12 +65,12 @@ func TestSoak_aDebtOfKeysThatAllFailIsFeltByNoOtherKey(t *testing.T) {
 		each:        "stall_after: 1s, max_attempts: 1000000, retry: {initial: 100ms, max: 5m}",
 	}
 	lasts := time.Duration(rounds(t, 60)) * time.Second
-	events, without := 0, histogram{}
+	events := 0
 	relay, ops, stop := startSteady(t, db, options, &events, "present")
 	testprogram.Pause(t, lasts)
 	stop()
 	awaitLedger(t, db, "present")
-	without = histogramOf(t, ops, "present")
+	without := histogramOf(t, ops, "present")
 	relay.Stop()
 
 	rows := scaled(t, 1_000_000)
