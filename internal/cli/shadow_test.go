@@ -154,7 +154,8 @@ func TestProgram_runsNothingThatAnotherRoleHasMade(t *testing.T) {
 		run(command)
 	}
 	for _, path := range []string{"/ready", "/live", "/progress", "/metrics", "/v1/attempts", "/v1/status", "/v1/subscribers", "/v1/owed", "/v1/owed/bad",
-		"/v1/replays", "/v1/replays/1", "/v1/events/" + id} {
+		"/v1/replays", "/v1/replays/1", "/v1/events/" + id, "/v1/progress", "/v1/events?source=lessons", "/v1/audit", "/v1/slot", "/v1/slot/history",
+		"/v1/repairs", "/v1/doctor", "/v1/sources", "/openapi.json"} {
 		visit(t, ops+path)
 	}
 	for _, path := range []string{"/api/progress", "/api/achievements", "/api/notifications", "/api/recommendations", "/ready", "/live"} {
@@ -185,7 +186,7 @@ func TestProgram_runsNothingThatAnotherRoleHasMade(t *testing.T) {
 var withoutDatabase = map[string]string{
 	"demo": "makes a server of its own", "bench": "makes a server of its own", "api": "the test starts one", "relay": "the test starts some",
 	"bench-part": "its parts are processes of a bench, with its server",
-	"tail":       "asks the relay alone, at a route that is visited", "token": "asks no database", "completion": "asks no database", "version": "asks no database",
+	"tail":       "asks the relay alone, at a route that is visited", "top": "asks the relay alone, at routes that are visited", "token": "asks no database", "completion": "asks no database", "version": "asks no database",
 }
 
 // commandsOf are the commands of a grammar that have no further ones below them.
