@@ -420,7 +420,7 @@ func TestModel_losesAndSwapsNothingInFiveMinutesOfTrouble(t *testing.T) {
 func fiveMinutesOfTrouble(t *testing.T, rate int) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHistory(1, &plant{}, slog.New(slog.DiscardHandler))
-		h.server.window = ack.Window{Events: 10_000, Bytes: 32 << 20}
+		h.server.window, h.server.largePage = ack.Window{Events: 10_000, Bytes: 32 << 20}, true
 		h.server.lane = lane.Options{
 			Concurrency: 8, Batch: 500, Timeout: 10 * time.Second, StallAfter: time.Minute, MaxAttempts: 0,
 			Backoff: lane.Backoff{Initial: 200 * time.Millisecond, Max: 30 * time.Second},

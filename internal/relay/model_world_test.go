@@ -46,6 +46,7 @@ type modelServer struct {
 	lost      repairKind      // how the slot was lost; the next life repairs it
 	window    ack.Window      // of its relays
 	lane      lane.Options    // and of their lanes, but for the ordering
+	largePage bool            // a page of a debt is as large as a lane asks for; false: so small that a debt has many
 	deleted   map[string]bool // rows, by the ids of the history; owned by it
 	added     int64           // rows that people have added
 	crashIn   int             // so many moments before and after writes, until the process dies; 0 for never
@@ -289,8 +290,8 @@ func (m mortal) write(do func() error) error {
 	return err
 }
 
-func (m mortal) Load(ctx context.Context, sub string, secured event.Position, _ lane.Limit) (lane.Debt, error) {
-	found, err := m.Ower.Load(ctx, sub, secured, fewAtOnce)
+func (m mortal) Load(ctx context.Context, sub string, secured event.Position, limit lane.Limit) (lane.Debt, error) {
+	found, err := m.Ower.Load(ctx, sub, secured, m.page(limit))
 	if m.plant.forgetsBound {
 		found.Bound, found.Bounds = 0, nil
 	}
@@ -300,8 +301,16 @@ func (m mortal) Load(ctx context.Context, sub string, secured event.Position, _ 
 // fewAtOnce and the rows that a read examines are so small that a debt of a model has many pages.
 var fewAtOnce = lane.Limit{Keys: 5, Rows: 6}
 
-func (m mortal) Count(ctx context.Context, sub string, after event.Position, _ lane.Limit) (lane.Counted, error) {
-	return m.Ower.Count(ctx, sub, after, fewAtOnce)
+// page is how much is counted at once.
+func (m mortal) page(limit lane.Limit) lane.Limit {
+	if m.process.server.largePage {
+		return limit
+	}
+	return fewAtOnce
+}
+
+func (m mortal) Count(ctx context.Context, sub string, after event.Position, limit lane.Limit) (lane.Counted, error) {
+	return m.Ower.Count(ctx, sub, after, m.page(limit))
 }
 
 // Changes tells what holds WAL as the table does: nothing below what is recorded as confirmed.
@@ -354,7 +363,9 @@ func (m mortal) Waiting(ctx context.Context, sub string, q lane.Query) (lane.Wai
 	if m.process.dead.Err() != nil {
 		return lane.WaitingPage{}, errDead
 	}
-	q.Examine = 4
+	if !m.process.server.largePage {
+		q.Examine = 4
+	}
 	page, err := m.Ower.Waiting(ctx, sub, q)
 	owed := page.Owed
 	if m.plant.readsBackwards && len(owed) > 1 {
