@@ -16,6 +16,7 @@ import (
 
 	"github.com/backendstart/walpost/internal/admin"
 	"github.com/backendstart/walpost/internal/config"
+	"github.com/backendstart/walpost/internal/printable"
 	"github.com/backendstart/walpost/internal/relay"
 )
 
@@ -211,7 +212,7 @@ func (t top) screen() string {
 	shown := rows[1:]
 	skipped := max(0, min(t.skipped, len(shown)-room))
 	if hidden := len(shown) - room; hidden > 0 {
-		foot = fmt.Sprintf("%d of %d subscribers; ", room, len(shown)) + foot
+		foot = fmt.Sprintf("%d of %s; ", room, printable.Count(len(shown), "subscriber")) + foot
 	}
 	lines = append(lines, rows[0])
 	for i := skipped; i < len(shown) && i < skipped+room; i++ {

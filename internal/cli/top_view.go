@@ -170,7 +170,7 @@ func wordFor(recorded admin.Subscriber, now *relay.Subscriber) string {
 	case now.InDebt:
 		return "in debt"
 	case now.KeysInDebt > 0:
-		return fmt.Sprintf("%d keys", now.KeysInDebt)
+		return printable.Count(now.KeysInDebt, "key")
 	}
 	return "live"
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 
+	"github.com/backendstart/walpost/internal/printable"
 	"github.com/backendstart/walpost/internal/subscriber"
 )
 
@@ -79,7 +80,7 @@ func (s *session) unsent(ctx context.Context, c *call, all []*sending) (rest []*
 		return fail(err)
 	}
 	if s.trail.full() {
-		return fail(fmt.Errorf("%d events are committed in Kafka and not recorded in Postgres", maxTrail))
+		return fail(fmt.Errorf("%s committed in Kafka and not recorded in Postgres", printable.Count(maxTrail, "event", "is")))
 	}
 	if s.resolved.Swap(false) {
 		clear(s.seen)
