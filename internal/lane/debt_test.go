@@ -49,6 +49,12 @@ func (d *debt) refuseDead(refuse bool) {
 	d.refuse = refuse
 }
 
+func (d *debt) pagesCounted() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.counts
+}
+
 // dead returns all dead letters and how many were refused.
 func (d *debt) dead() (letters []lane.Owed, refused int) {
 	d.mu.Lock()

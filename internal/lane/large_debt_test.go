@@ -139,8 +139,8 @@ func TestLane_aLongDebtOfFewKeysBecomesOneOfThoseKeys(t *testing.T) {
 		if stats := r.Stats(); stats.InDebt || stats.KeysInDebt != 1 {
 			t.Errorf("it is in debt as a whole: %v, keys in debt: %d; want the one key", stats.InDebt, stats.KeysInDebt)
 		}
-		if r.debt.counts < 2 {
-			t.Errorf("%d pages were counted, want two", r.debt.counts)
+		if got := r.debt.pagesCounted(); got < 2 {
+			t.Errorf("%d pages were counted, want two", got)
 		}
 		sub.recovers("bad")
 		r.awaitEnd(fmt.Sprintf("bad/%d", rows-1))
