@@ -61,7 +61,7 @@ var rooms = []room{
 	{"envelope", "event"},
 	{"route", "event"},
 	{"sink/access", "config safefile"},
-	{"sink/kafka", "config envelope event mask route safefile sink/access subscriber"},
+	{"sink/kafka", "config envelope event mask printable route safefile sink/access subscriber"},
 	{"sink/nats", "config envelope event mask route safefile sink/access subscriber"},
 	{"sink/file", "config envelope subscriber"},
 	{"sink/websocket", "bearer config envelope event httpserver safefile sink/access subscriber"},
