@@ -102,7 +102,7 @@ type Relay struct {
 	ReplicationURL Secret `env:"WALPOST_REPLICATION_URL" placeholder:"DSN" help:"Connection string for the stream, when database-url leads through a pooler: a pooler cannot carry replication."`
 	Slot           string `env:"WALPOST_SLOT" type:"slot" default:"walpost" placeholder:"NAME" help:"Replication slot; a server has only one of a name, whatever the database."`
 	Publication    string `env:"WALPOST_PUBLICATION" type:"identifier" default:"walpost" placeholder:"NAME" help:"Publication of the outbox tables."`
-	// WindowEvents and WindowBytes bound what is open: received and not finished.
+	// WindowEvents and WindowBytes bound what is held of the stream until it is recorded.
 	WindowEvents int  `env:"WALPOST_WINDOW_EVENTS" file:"window.events" type:"positive" default:"10000" placeholder:"N" help:"Open events that are held at most."`
 	WindowBytes  Size `env:"WALPOST_WINDOW_BYTES" file:"window.bytes" type:"size" default:"32MiB" placeholder:"SIZE" help:"Bytes of open events that are held at most. A single larger event passes alone."`
 	// MaxEvent is the size above which an event is not kept, but recorded as dead.

@@ -45,7 +45,7 @@ func NewVectors(reg, leader prometheus.Registerer) *Vectors {
 		}, label),
 		open: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "walpost_open_events",
-			Help: "Deliveries received and not finished.",
+			Help: "Deliveries received, and neither finished nor owed.",
 		}, label),
 		overdue: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "walpost_overdue_handlers",

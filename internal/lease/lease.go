@@ -30,10 +30,10 @@ import (
 const (
 	// heartbeat is how often the leader asks something of its session, and how often a standby looks.
 	heartbeat = time.Second
-	// term is how long after it sent the last heartbeat that was answered the leader may act.
-	term = 3 * time.Second
+	// leaseTime is how long after it sent the last heartbeat that was answered the leader may act.
+	leaseTime = 3 * time.Second
 	// stale is for how long a holder's session must have asked nothing for a standby to end it. It is more
-	// than term: by then the holder has stopped by its own clock.
+	// than leaseTime: by then the holder has stopped by its own clock.
 	stale = 4 * time.Second
 	// hurry is how often a standby looks while the holder is late.
 	hurry = 200 * time.Millisecond
@@ -75,7 +75,7 @@ type Session interface {
 
 // Lease is held by at most one process of a slot. Its methods may be called by any goroutine; Run once.
 //
-// Invariant: it is held no longer than term after the last heartbeat that was answered was sent, on a session whose key
+// Invariant: it is held no longer than leaseTime after the last heartbeat that was answered was sent, on a session whose key
 // is the recorded one; and no other is elected before that session has been gone for as long. So a session that is
 // lost and comes back in time, with another key, changes nothing.
 type Lease struct {
@@ -132,7 +132,7 @@ func application(slot, holder string) string {
 func (l *Lease) Valid() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.held && bootTime()-l.sent < term
+	return l.held && bootTime()-l.sent < leaseTime
 }
 
 // MayBegin is Valid for a new attempt, as long as the session of the lease answers. While an answer is overdue it
@@ -143,7 +143,7 @@ func (l *Lease) MayBegin() (may bool, again <-chan struct{}) {
 	defer l.mu.Unlock()
 	now := bootTime()
 	switch {
-	case !l.held || now-l.sent >= term:
+	case !l.held || now-l.sent >= leaseTime:
 		return false, nil
 	case l.pulse.overdue(now):
 		if !l.doubted && l.Doubted != nil {
@@ -209,7 +209,7 @@ func (l *Lease) set(held bool, sent time.Duration, why string) {
 func (l *Lease) setLocked(held bool, sent time.Duration, why string) {
 	l.sent, l.why = sent, why
 	if held {
-		left := term - (bootTime() - sent)
+		left := leaseTime - (bootTime() - sent)
 		if l.expiry == nil {
 			l.expiry = time.AfterFunc(left, l.expire)
 		} else {
@@ -248,7 +248,7 @@ func (l *Lease) ask() (sent time.Duration) {
 func (l *Lease) expire() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.held && bootTime()-l.sent >= term {
+	if l.held && bootTime()-l.sent >= leaseTime {
 		l.setLocked(false, 0, "Postgres does not answer")
 	}
 }
@@ -260,7 +260,7 @@ func (l *Lease) begin(sent time.Duration) {
 	if l.stepped {
 		return
 	}
-	if l.held && sent-l.sent >= term {
+	if l.held && sent-l.sent >= leaseTime {
 		l.setLocked(false, 0, "Postgres did not answer") // an expired lease must never become valid again
 	}
 	l.acquired++
@@ -490,14 +490,14 @@ func (l *Lease) connect(ctx context.Context) (*pgx.Conn, error) {
 func (l *Lease) heartbeat(ctx context.Context, conn *pgx.Conn) error {
 	for first, last := true, bootTime(); ; first = false {
 		sent := l.ask()
-		limited, cancel := context.WithTimeout(ctx, term-(sent-last))
+		limited, cancel := context.WithTimeout(ctx, leaseTime-(sent-last))
 		_, err := conn.Exec(limited, `SELECT 1`)
 		cancel()
 		if err != nil {
 			return fmt.Errorf("the session of the lease does not answer: %w", err)
 		}
 		// Treat a late answer as none: an expired lease must never become valid again.
-		if bootTime()-last >= term {
+		if bootTime()-last >= leaseTime {
 			return errors.New("the session of the lease answered too late")
 		}
 		if last = sent; first {

@@ -132,7 +132,7 @@ func TestLease_outlivesItsSessionBesideAStandby(t *testing.T) {
 func TestLease_endsByItsOwnClockWhenPostgresIsGone(t *testing.T) {
 	t.Parallel()
 	l := New(Options{Slot: "s"})
-	l.begin(bootTime() - term + 50*time.Millisecond)
+	l.begin(bootTime() - leaseTime + 50*time.Millisecond)
 	if !l.Valid() {
 		t.Fatal("not valid at first")
 	}
@@ -156,8 +156,8 @@ func TestLease_isTakenOnlyWhenTheLastHolderHasStoppedByItsOwnClock(t *testing.T)
 	db.Exec(`INSERT INTO walpost.leader (slot, holder, term, key, role) VALUES ($1, $2, 7, 42, session_user)`, db.Name, elsewhere("cut-off"))
 	begun := bootTime()
 	leads(t, db, running(t, db, elsewhere("next")))
-	if waited := bootTime() - begun; waited < term {
-		t.Errorf("taken after %v, while the last holder may act for %v", waited, term)
+	if waited := bootTime() - begun; waited < leaseTime {
+		t.Errorf("taken after %v, while the last holder may act for %v", waited, leaseTime)
 	}
 }
 
@@ -197,7 +197,7 @@ func TestLease_endsASessionThatHasStoppedAsking(t *testing.T) {
 	}
 	begun := bootTime()
 	leads(t, db, running(t, db, elsewhere("next")))
-	if waited := bootTime() - begun; waited < term {
+	if waited := bootTime() - begun; waited < leaseTime {
 		t.Errorf("taken after %v, want not before %v", waited, stale)
 	}
 	if _, err := conn.Exec(t.Context(), `SELECT 1`); err == nil {

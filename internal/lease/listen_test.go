@@ -34,7 +34,7 @@ func TestLease_isNotLostToAFloodOfNotifications(t *testing.T) {
 	select {
 	case <-before.Changed:
 		t.Fatalf("lost: %s", l.State().Why)
-	case <-time.After(2 * term):
+	case <-time.After(2 * leaseTime):
 	}
 	if !l.Valid() {
 		t.Errorf("not valid any more: %+v", l.State())

@@ -34,5 +34,5 @@ func (p *pulse) answer(sent, now time.Duration) {
 
 // overdue reports whether the answer should have come by now.
 func (p *pulse) overdue(now time.Duration) bool {
-	return p.asked != 0 && now-p.asked >= patience+min(2*p.usual, term/3)
+	return p.asked != 0 && now-p.asked >= patience+min(2*p.usual, leaseTime/3)
 }

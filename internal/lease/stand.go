@@ -39,7 +39,7 @@ func (l *Lease) stand(ctx context.Context, conn *pgx.Conn) (store.Key, error) {
 				return won, err
 			}
 			continue
-		case seen.PID == 0 && l.mayAct(seen) && bootTime()-free < term:
+		case seen.PID == 0 && l.mayAct(seen) && bootTime()-free < leaseTime:
 			// It may have lost only the session, and may act until its lease has ended by its own clock; so until that
 			// is over the lead is left to it, and if it comes back nothing has happened.
 			l.set(false, 0, "the last leader may still act, or come back: "+seen.Holder)

@@ -35,11 +35,11 @@ func (v *view) registerGauges(leads func() bool, leader prometheus.Registerer) {
 	for i, name := range v.names() {
 		leader.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name:        "walpost_lag_seconds",
-			Help:        "Age of the subscriber's oldest open or owed event, from its commit.",
+			Help:        "Age of the subscriber's oldest open or waiting event, from its commit.",
 			ConstLabels: prometheus.Labels{"subscriber": name},
 		}, func() float64 { return now(func(p *parts) float64 { return p.lag(i).Seconds() }) }), prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name:        "walpost_holding_wal_bytes",
-			Help:        "WAL kept for the subscriber's oldest open or owed event.",
+			Help:        "WAL kept for the subscriber's oldest open or waiting event.",
 			ConstLabels: prometheus.Labels{"subscriber": name},
 		}, func() float64 { return now(func(p *parts) float64 { return float64(p.holding(i)) }) }))
 	}

@@ -55,7 +55,7 @@ func (p *parts) holding(subscriber int) int64 {
 	return int64(received - oldest.Commit)
 }
 
-// lag is the age of a subscriber's oldest open or owed event. Clocks of two machines differ: never below 0.
+// lag is the age of a subscriber's oldest open or waiting event. Clocks of two machines differ: never below 0.
 func (p *parts) lag(subscriber int) time.Duration {
 	since := p.lanes[subscriber].Stats().OwesSinceAt
 	if _, oldest := p.tracker.OpenOf(subscriber); oldest != nil && (since.IsZero() || oldest.CommittedAt.Before(since)) {

@@ -52,7 +52,7 @@ type Progress struct {
 // Subscriber is the part of Progress that belongs to one subscriber.
 type Subscriber struct {
 	Name      string `json:"name"`
-	Open      int    `json:"open"`      // deliveries received and not finished
+	Open      int    `json:"open"`      // deliveries received, and neither finished nor owed
 	Delivered uint64 `json:"delivered"` // since the process started
 	Failed    uint64 `json:"failed"`    // failed attempts since the process started
 	Dead      uint64 `json:"dead"`      // dead letters written since the process started
@@ -64,7 +64,7 @@ type Subscriber struct {
 	// InDebt: its events are recorded in walpost.owed and sent from there; KeysInDebt: those of so many keys.
 	InDebt     bool `json:"in_debt,omitempty"`
 	KeysInDebt int  `json:"keys_in_debt,omitempty"`
-	// HoldingWALBytes is how much WAL the server keeps for its oldest open or owed event.
+	// HoldingWALBytes is how much WAL the server keeps for its oldest open or waiting event.
 	HoldingWALBytes int64 `json:"holding_wal_bytes"`
 	// OldestOpen is the id of the oldest open event, OldestSince when its transaction committed.
 	OldestOpen  string    `json:"oldest_open,omitempty"`

@@ -1,5 +1,5 @@
 // Package subscriber holds the contract between a lane and a subscriber. A subscriber knows neither the others nor where
-// events come from. Package lane calls it; packages lessons and sink/webhook implement it. It must not do I/O; the inbox
+// events come from. Package lane calls it; package lessons and the packages in sink implement it. It must not do I/O; the inbox
 // by which a subscriber in the same database has its effect once is package subscriber/inbox.
 package subscriber
 
@@ -41,7 +41,8 @@ type Delivery struct {
 type Subscriber interface {
 	// Name is the subscriber's identity in tables, metrics and logs. It does not change over time.
 	Name() string
-	// Wants tells by type alone whether an event is for this subscriber; it is asked once per event.
+	// Wants says by the type alone whether an event is for this subscriber. It is asked once for a type of a source; the
+	// answer is kept as long as the process lives.
 	Wants(eventType string) bool
 	Handle(ctx context.Context, delivery Delivery) error
 }

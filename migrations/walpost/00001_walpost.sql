@@ -15,9 +15,10 @@ CREATE TABLE walpost.slots (
     fingerprint  JSONB       NOT NULL DEFAULT '{}',
     state        TEXT        NOT NULL CHECK (state IN ('creating', 'ready')),
     ours         BOOLEAN     NOT NULL DEFAULT true,
+    -- By table: the columns by which its events are known, {"id": ..., "time": ..., "key": [...]}.
+    known_by     JSONB       NOT NULL DEFAULT '{}',
     -- Starts in a row after which the process ended within 5 minutes, and not by a clean stop; and the delivery
     -- that is in hand while the relay is in safe mode because of them.
-    known_by     JSONB       NOT NULL DEFAULT '{}',      -- by table: the columns by which its events are known, {"id": ..., "time": ..., "key": [...]}
     unclean_starts INT       NOT NULL DEFAULT 0,
     quarantined  JSONB,
     created_at   TIMESTAMPTZ NOT NULL DEFAULT now(),
