@@ -13,7 +13,18 @@ import (
 	"github.com/backendstart/walpost/internal/slab"
 )
 
-// Tracker knows which deliveries are open and the highest LSN below which nothing is.
+// Tracker knows which deliveries are open and the highest LSN below which nothing is. Its positions, on the WAL from old to
+// new:
+//
+//	──┬──────────────┬──────────────┬───────────────────┬──────────────┬──▶
+//	  confirmed      finished       secured = prefix    passed         received
+//	  recorded: what the oldest     the first that is   all that       the last event
+//	  the server     waiting        open begins here    committed      that was added
+//	  may forget     delivery                           below it was
+//	                 holds (a debt)                     added
+//
+// Finished is where a debt stops what is confirmed; where that would hold more WAL than is allowed, it is secured that is
+// recorded (TakeSettled, Recorded).
 //
 // An event is in the window from Add until Recorded: what is finished but not yet marked and recorded
 // still costs memory, so it still counts. All methods may be called by any goroutine, but Begin, Add,

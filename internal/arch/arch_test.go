@@ -9,6 +9,7 @@ import (
 	"go/token"
 	"io/fs"
 	"maps"
+	"os"
 	"path"
 	"path/filepath"
 	"slices"
@@ -109,6 +110,47 @@ var impure = []string{"net", "os", "io/fs", "syscall", "database/sql", "github.c
 func TestRooms_importOnlyWhatTheTableNames(t *testing.T) {
 	for _, fault := range faults(rooms, importsBelow(t, "..")) {
 		t.Error(fault)
+	}
+}
+
+// The table of packages in docs/ARCHITECTURE.md names each room, and no other.
+func TestRooms_standInTheTableOfPackages(t *testing.T) {
+	page, err := os.ReadFile("../../docs/ARCHITECTURE.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, after, _ := strings.Cut(string(page), "\n## The packages\n")
+	table, _, _ := strings.Cut(after, "\n## ")
+	var named []string
+	for line := range strings.Lines(table) {
+		if cells := strings.Split(line, "|"); len(cells) > 2 {
+			for i, part := range strings.Split(cells[1], "`") {
+				if i%2 == 1 {
+					named = append(named, part)
+				}
+			}
+		}
+	}
+	want := []string{"arch", "docs", "soak"} // tests alone
+	for _, r := range rooms {
+		want = append(want, r.name)
+	}
+	slices.Sort(named)
+	slices.Sort(want)
+	if !slices.Equal(named, want) {
+		for _, name := range want {
+			if !slices.Contains(named, name) {
+				t.Errorf("docs/ARCHITECTURE.md has no line for the package %s", name)
+			}
+		}
+		for _, name := range named {
+			if !slices.Contains(want, name) {
+				t.Errorf("docs/ARCHITECTURE.md has a line for %s, which is no package", name)
+			}
+		}
+		if len(named) != len(slices.Compact(slices.Clone(named))) {
+			t.Error("docs/ARCHITECTURE.md has two lines for a package")
+		}
 	}
 }
 

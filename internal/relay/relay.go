@@ -4,7 +4,18 @@
 //
 // Read Relay.run first, then opener.open (how a session begins), builder.build (which parts there are) and
 // recorder.record (what is written before a position is confirmed). Package app starts and stops a relay; package ops
-// shows its Health and Progress.
+// shows its Health and Progress. The files:
+//
+//   - Its life: relay.go, changed.go (why everything is built again), stop.go, wait.go, options.go, base.go (what all parts
+//     share).
+//   - A session: session.go, open.go, lead.go (claim, term, whether it still leads), positions.go and wants.go (the
+//     subscribers), rename.go, marked_tables.go, writers.go (transactions that wrote before a snapshot).
+//   - A repair: repair.go (facts, plan, what is kept), create.go (a slot is made), rows.go (rows become debt).
+//   - The parts of a lifetime: build.go, parts.go, routing.go; leaver.go (a subscriber that left), replay.go.
+//   - What is recorded: recorder.go, ledger.go (one transaction), marker.go (marks that come late).
+//   - Safe mode: safemode.go, guard.go.
+//   - Watches: watch_stream.go, watch_server.go, silence.go, stuck.go, reach.go, clean.go (retention).
+//   - What people see: health.go, condition.go, status.go, attempts.go, gauges.go, leaderseries.go, metrics.go.
 package relay
 
 import (
