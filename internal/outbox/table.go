@@ -91,10 +91,15 @@ type foundTable struct {
 }
 
 func (s *Source) find(ctx context.Context, db DB) (found foundTable, err error) {
-	var kind string
+	var kind, persistence string
+	var children []string
 	err = db.QueryRow(ctx, `
-		SELECT c.oid, c.relkind::text, pg_catalog.getdatabaseencoding()::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-		WHERE n.nspname = $1 AND c.relname = $2`, s.Schema, s.Table).Scan(&found.oid, &kind, &found.encoding)
+		SELECT c.oid, c.relkind::text, c.relpersistence::text, pg_catalog.getdatabaseencoding()::text,
+		       ARRAY(SELECT quote_ident(m.nspname) || '.' || quote_ident(h.relname)
+		             FROM pg_inherits i JOIN pg_class h ON h.oid = i.inhrelid JOIN pg_namespace m ON m.oid = h.relnamespace
+		             WHERE i.inhparent = c.oid AND c.relkind = 'r' ORDER BY 1)
+		FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+		WHERE n.nspname = $1 AND c.relname = $2`, s.Schema, s.Table).Scan(&found.oid, &kind, &persistence, &found.encoding, &children)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		found.problem, err = fmt.Errorf("source %q: there is no table %s in this database: create it, or correct the source's table", s.Name, s.relation()), nil
@@ -102,8 +107,22 @@ func (s *Source) find(ctx context.Context, db DB) (found foundTable, err error) 
 		err = fmt.Errorf("source %q: look up table %s: %w", s.Name, s.relation(), err)
 	case kind != "r" && kind != "p": // ordinary, partitioned
 		found.problem = fmt.Errorf("source %q: %s is no table (relkind %q): only tables can be published", s.Name, s.relation(), kind)
+	case persistence != "p":
+		found.problem = fmt.Errorf("source %q: %s is unlogged or temporary, and its rows are in no WAL: ALTER TABLE %s SET LOGGED", s.Name, s.relation(), s.relation())
+	case len(children) > 0:
+		found.problem = s.Inherited(children)
 	}
 	return found, err
+}
+
+// Inherited is the problem of a table that others inherit from. A SELECT from it has their rows, but they come under
+// their own names in the stream, or not at all where they were made after the publication: the table would not be what
+// the stream brings. Partitions are published by their root and are none of that.
+func (s *Source) Inherited(children []string) error {
+	names := strings.Join(children, ", ")
+	return fmt.Errorf("source %q: %s inherits from %s, and its rows do not come in the stream of that: make %s a partitioned table, or separate them "+
+		"(ALTER TABLE %s NO INHERIT %s) and name each that holds events as a source of its own",
+		s.Name, names, s.relation(), s.relation(), children[0], s.relation())
 }
 
 func (s *Source) attributes(ctx context.Context, db DB, table uint32) ([]column, error) {

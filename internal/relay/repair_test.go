@@ -256,6 +256,59 @@ func TestRelay_sendsTheRowsOfAPartitionThatIsAttached(t *testing.T) {
 	}
 }
 
+// S-490: a partition that is taken off, loaded and attached again is the same partition, and no stream has the rows that it
+// got meanwhile; whether that is over between two looks of the relay, or happens while none runs.
+func TestRelay_sendsTheRowsOfAPartitionThatIsAttachedAgain(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	db.Exec(`DROP TABLE outbox`)
+	db.Exec(`CREATE TABLE outbox (id bigint, event_id text, event_type text, partition_key text, payload jsonb, published_at timestamptz, PRIMARY KEY (id)) PARTITION BY RANGE (id)`)
+	db.Exec(`CREATE TABLE outbox_1 PARTITION OF outbox FOR VALUES FROM (0) TO (100)`)
+	load := func(id string, n int) { // the server takes several statements as one transaction
+		db.Exec(`ALTER TABLE outbox DETACH PARTITION outbox_1;
+			INSERT INTO outbox_1 (id, event_id, event_type, partition_key, payload) VALUES (` + fmt.Sprint(n) + `, '` + id + `', 'x', 'a', '{}');
+			ALTER TABLE outbox ATTACH PARTITION outbox_1 FOR VALUES FROM (0) TO (100)`)
+	}
+	sub := keeping(nil)
+	r := streaming(t, options(t, db, sub))
+	db.Exec(`INSERT INTO outbox (id, event_id, event_type, partition_key, payload) VALUES (1, 'streamed', 'x', 'a', '{}')`)
+	sub.await(t, "streamed")
+	eventually(t, "the mark", func() bool { return unmarked(db) == 0 })
+	load("quick", 2)
+	sub.await(t, "quick")
+	eventually(t, "the mark", func() bool { return unmarked(db) == 0 })
+	r.shutDown()
+	load("away", 3)
+	streaming(t, options(t, db, sub))
+	sub.await(t, "away")
+	eventually(t, "all marks", func() bool { return unmarked(db) == 0 })
+	once(t, sub, []string{"streamed", "quick", "away"})
+}
+
+// S-491: a SELECT from a table has the rows of those that inherit from it, and its stream has not. The relay says so while
+// it runs, and does not start.
+func TestRelay_refusesATableThatOthersInheritFrom(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	sub := keeping(nil)
+	o := options(t, db, sub)
+	r := streaming(t, o)
+	db.Exec(`CREATE TABLE outbox_2027 (PRIMARY KEY (id)) INHERITS (outbox)`)
+	eventually(t, "it says so", func() bool {
+		h := r.Health()
+		return !h.Ready && strings.Contains(strings.Join(h.Problems, ";"), "public.outbox_2027 inherits from")
+	})
+	insert(db, "still", "a")
+	sub.await(t, "still")
+	second := options(t, db, keeping(nil))
+	second.Slot += "_2"
+	if err := relay.New(second).Run(t.Context()); err == nil || !strings.Contains(err.Error(), "NO INHERIT") {
+		t.Errorf("a start ends with %v, want what to do", err)
+	}
+	db.Exec(`ALTER TABLE outbox_2027 NO INHERIT outbox`)
+	eventually(t, "it is well again", func() bool { return r.Health().Ready })
+}
+
 // F-35: the server gives the slot up while the relay streams: handlers end, and the rest comes from the table.
 func TestRelay_repairsASlotThatIsInvalidatedWhileItStreams(t *testing.T) {
 	t.Parallel()

@@ -120,7 +120,7 @@ func (w *streamWatch) heldBack(by string, before hold) hold {
 }
 
 // publicationChanged compares what the publication carries with what is recorded. A table that was taken off it and put
-// back, or made again under its name, leaves a hole that no message of the stream tells. It returns what is recorded
+// back, or made again under its name, or a partition that was, leaves a hole that no message of the stream tells. It returns what is recorded
 // now.
 func (w *streamWatch) publicationChanged(ctx context.Context, tables []*outbox.Table, before store.Fingerprint) (store.Fingerprint, error) {
 	published, err := slot.ReadPublished(ctx, w.Pool, w.Publication, w.Sources)
@@ -133,7 +133,11 @@ func (w *streamWatch) publicationChanged(ctx context.Context, tables []*outbox.T
 	case !published.Exists:
 		return before, &changed{reason: fmt.Sprintf("publication %q is gone", w.Publication)}
 	}
-	w.condition.setTrouble("")
+	trouble := ""
+	if len(published.Inherited) > 0 {
+		trouble = published.Inherited[0].Error()
+	}
+	w.condition.setTrouble(trouble)
 	difference := slot.Compare(before, published.Now)
 	if len(difference.Changed) > 0 {
 		return before, &changed{reason: "what the publication carries was changed: rows may be missing from the stream"}

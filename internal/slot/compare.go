@@ -11,7 +11,7 @@ type Difference struct {
 	Changed    []string                // rows of them may be missing from the stream
 	Added      []string                // new to the slot, or back in its configuration
 	SecondPass []string                // a second pass over them is still to come
-	Partitions []uint32                // have come, and may have brought rows that were never streamed
+	Partitions []uint32                // have come, or come again, and may have brought rows that were never streamed
 	Renamed    map[string]string       // the new names of sources by their old ones
 	Former     []store.PublishedSource // have left the configuration, now or before
 }
@@ -49,9 +49,9 @@ func Compare(before, now store.Fingerprint) Difference {
 		case publication, renamedTable, known.OID != source.OID, !slices.Equal(known.Entries, source.Entries):
 			d.Changed = append(d.Changed, source.Name)
 		default:
-			for _, oid := range source.Partitions {
-				if !slices.Contains(known.Partitions, oid) {
-					d.Partitions = append(d.Partitions, oid)
+			for _, leaf := range source.Leaves {
+				if !slices.Contains(known.Leaves, leaf) {
+					d.Partitions = append(d.Partitions, leaf.OID)
 				}
 			}
 		}

@@ -82,7 +82,7 @@ func TestDiagnose_plansForEachTrouble(t *testing.T) {
 		"a table was made again":         {func(f *Facts) { f.Published.Now.Sources[0].OID = 16900 }, keep + "lessons" + again, "lessons was changed"},
 		"a table has another name":       {func(f *Facts) { f.Published.Now.Sources[0].Table = "outbox_2" }, keep + "lessons" + again, "lessons was changed"},
 		"a partition has come with rows": {func(f *Facts) { f.Sources[0].Attached = true }, keep + "lessons" + again, "lessons was changed"},
-		"partitions have come and gone":  {func(f *Facts) { f.Published.Now.Sources[0].Partitions = []uint32{7} }, "stream", ""},
+		"partitions have come and gone":  {func(f *Facts) { f.Published.Now.Sources[0].Leaves = []store.Leaf{{OID: 7}} }, "stream", ""},
 		"sources in another order": {func(f *Facts) {
 			s := f.Published.Now.Sources
 			s[0], s[1], f.Sources[0], f.Sources[1] = s[1], s[0], f.Sources[1], f.Sources[0]

@@ -30,8 +30,9 @@ func ReadPublished(ctx context.Context, q store.Querier, publication string, sou
 	if err != nil {
 		return p, fmt.Errorf("read publication %q: %w", publication, err)
 	}
-	// A partition is published by its root.
-	entries := `SELECT r.oid, r.xmin FROM pg_catalog.pg_publication_rel r WHERE r.prpubid = $1 AND r.prrelid IN (c.oid, pg_catalog.pg_partition_root(c.oid))`
+	// A partition is published by its root, as long as it belongs to it.
+	entries := `SELECT r.oid, r.xmin FROM pg_catalog.pg_publication_rel r WHERE r.prpubid = $1 AND r.prrelid IN (c.oid, pg_catalog.pg_partition_root(c.oid))
+		UNION ALL SELECT i.inhrelid, i.xmin FROM pg_catalog.pg_inherits i WHERE c.relispartition AND i.inhrelid IN (SELECT a.relid FROM pg_catalog.pg_partition_ancestors(c.oid) a)`
 	filter := `''`
 	if version >= 150000 { // FOR TABLES IN SCHEMA, row filters
 		filter = `coalesce((SELECT t.rowfilter FROM pg_catalog.pg_publication_tables t WHERE t.pubname = $5 AND t.schemaname = $2 AND t.tablename = $3), '')`
@@ -45,14 +46,21 @@ func ReadPublished(ctx context.Context, q store.Querier, publication string, sou
 		}
 		var carried bool
 		var condition string
+		var children []string
 		err := q.QueryRow(ctx, `
 			SELECT c.oid, ARRAY(SELECT e.oid || ':' || e.xmin FROM (`+entries+`) e ORDER BY e.oid),
-			       ARRAY(SELECT p.relid::oid FROM pg_catalog.pg_partition_tree(c.oid) p WHERE c.relkind = 'p' AND p.isleaf ORDER BY p.relid::oid),
+			       (SELECT coalesce(json_agg(json_build_object('oid', p.relid::oid::bigint, 'attached',
+			           (SELECT string_agg(i.xmin::text, ':' ORDER BY i.inhrelid) FROM pg_catalog.pg_inherits i
+			            WHERE i.inhrelid IN (SELECT a.relid FROM pg_catalog.pg_partition_ancestors(p.relid) a))) ORDER BY p.relid::oid), '[]')
+			        FROM pg_catalog.pg_partition_tree(c.oid) p WHERE c.relkind = 'p' AND p.isleaf),
+			       ARRAY(SELECT quote_ident(m.nspname) || '.' || quote_ident(h.relname) FROM pg_catalog.pg_inherits i
+			             JOIN pg_catalog.pg_class h ON h.oid = i.inhrelid JOIN pg_catalog.pg_namespace m ON m.oid = h.relnamespace
+			             WHERE i.inhparent = c.oid AND c.relkind = 'r' ORDER BY 1),
 			       $4 OR EXISTS (SELECT FROM pg_catalog.pg_publication_tables t WHERE t.pubname = $5 AND t.schemaname = $2 AND t.tablename = $3),
 			       `+filter+`
 			FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 			WHERE n.nspname = $2 AND c.relname = $3`, oid, s.Schema, s.Table, allTables, publication).
-			Scan(&source.OID, &source.Entries, &source.Partitions, &carried, &condition)
+			Scan(&source.OID, &source.Entries, &source.Leaves, &children, &carried, &condition)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return p, fmt.Errorf("%w: source %q: there is no table %s.%s in this database", ErrNoTable, s.Name, s.Schema, s.Table)
 		}
@@ -60,6 +68,9 @@ func ReadPublished(ctx context.Context, q store.Querier, publication string, sou
 			return p, fmt.Errorf("read what is published of table %s.%s: %w", s.Schema, s.Table, err)
 		}
 		p.Now.Sources = append(p.Now.Sources, source)
+		if len(children) > 0 {
+			p.Inherited = append(p.Inherited, s.Inherited(children))
+		}
 		if !carried {
 			p.Missing = append(p.Missing, s.Name)
 		}

@@ -56,12 +56,46 @@ func TestReadPublished_ofAPartitionIsItsRoots(t *testing.T) {
 	db.Exec(`CREATE PUBLICATION p FOR TABLE o WITH (publish_via_partition_root = true)`)
 	leaf := []*outbox.Source{{Name: "leaf", Schema: "public", Table: "o_1"}}
 	before := read(t, db, leaf).Now
-	if len(before.Sources[0].Entries) != 1 {
-		t.Fatalf("got %+v, want the entry of the root", before)
+	if len(before.Sources[0].Entries) != 2 {
+		t.Fatalf("got %+v, want the entry of the root, and by what it belongs to that", before)
 	}
+	db.Exec(`ALTER TABLE o DETACH PARTITION o_1; ALTER TABLE o ATTACH PARTITION o_1 FOR VALUES FROM (1) TO (2)`)
+	again := read(t, db, leaf).Now
+	if len(slot.Compare(before, again).Changed) != 1 {
+		t.Errorf("got %+v after %+v: it was in no publication for a while", again, before)
+	}
+	before = again
 	db.Exec(`ALTER PUBLICATION p DROP TABLE o; ALTER PUBLICATION p ADD TABLE o`)
 	if after := read(t, db, leaf).Now; len(slot.Compare(before, after).Changed) != 1 {
 		t.Errorf("got %+v after %+v, want it changed", after, before)
+	}
+}
+
+// S-490: a partition that was taken off and attached again may hold rows that were written while it was in no
+// publication. So may those below one that was.
+func TestReadPublished_knowsAPartitionThatWasAttachedAgain(t *testing.T) {
+	db := testdb.New(t)
+	db.Exec(`DROP TABLE outbox; CREATE TABLE outbox (id int, n int, type text, payload text) PARTITION BY RANGE (id)`)
+	db.Exec(`CREATE TABLE o_1 PARTITION OF outbox FOR VALUES FROM (1) TO (2)`)
+	db.Exec(`CREATE TABLE o_2 PARTITION OF outbox FOR VALUES FROM (2) TO (3) PARTITION BY RANGE (n)`)
+	db.Exec(`CREATE TABLE o_2_1 PARTITION OF o_2 FOR VALUES FROM (1) TO (2)`)
+	db.Exec(`CREATE PUBLICATION p FOR TABLE outbox WITH (publish_via_partition_root = true)`)
+	before := read(t, db, sources).Now
+	if got := slot.Compare(before, read(t, db, sources).Now); len(got.Partitions) != 0 {
+		t.Fatalf("partitions %v have come without a change", got.Partitions)
+	}
+	for change, leaf := range map[string]string{
+		`ALTER TABLE outbox DETACH PARTITION o_1; ALTER TABLE outbox ATTACH PARTITION o_1 FOR VALUES FROM (1) TO (2)`: "o_1",
+		`ALTER TABLE outbox DETACH PARTITION o_2; ALTER TABLE outbox ATTACH PARTITION o_2 FOR VALUES FROM (2) TO (3)`: "o_2_1",
+		`ALTER TABLE o_2 DETACH PARTITION o_2_1; ALTER TABLE o_2 ATTACH PARTITION o_2_1 FOR VALUES FROM (1) TO (2)`:   "o_2_1",
+	} {
+		db.Exec(change)
+		after := read(t, db, sources).Now
+		got := slot.Compare(before, after)
+		if want := uint32(db.Int(`SELECT $1::regclass::oid::bigint`, leaf)); len(got.Changed) != 0 || len(got.Partitions) != 1 || got.Partitions[0] != want {
+			t.Errorf("%s: changed %v, partitions %v; want the partition %d alone", change, got.Changed, got.Partitions, want)
+		}
+		before = after
 	}
 }
 

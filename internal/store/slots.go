@@ -63,18 +63,25 @@ type Fingerprint struct {
 
 // PublishedSource is a source as a Fingerprint has it: a table, or messages of a prefix.
 type PublishedSource struct {
-	Name       string   `json:"name"`
-	Schema     string   `json:"schema,omitempty"`
-	Table      string   `json:"table,omitempty"`
-	Messages   string   `json:"messages,omitempty"`
-	OID        uint32   `json:"oid,omitempty"`        // of the table
-	Entries    []string `json:"entries,omitempty"`    // oid and xmin of the catalogue rows by which it is published
-	Partitions []uint32 `json:"partitions,omitempty"` // the oids of its leaves
+	Name     string   `json:"name"`
+	Schema   string   `json:"schema,omitempty"`
+	Table    string   `json:"table,omitempty"`
+	Messages string   `json:"messages,omitempty"`
+	OID      uint32   `json:"oid,omitempty"`     // of the table
+	Entries  []string `json:"entries,omitempty"` // oid and xmin of the catalogue rows by which it is published
+	Leaves   []Leaf   `json:"leaves,omitempty"`  // of a partitioned table
 	// Former is a source that has left the configuration: its rows are passed over.
 	Former bool `json:"former,omitempty"`
 	// SecondPass says that rows may be in the table and neither owed nor in the stream, because their transactions were
 	// running when a repair read the table: a second pass over it is still to come.
 	SecondPass bool `json:"second_pass,omitempty"`
+}
+
+// Leaf is a partition that holds rows, and by which catalogue rows it belongs to its table. It can have been taken off and
+// attached again with rows that no stream has: then its OID is the same and Attached is not.
+type Leaf struct {
+	OID      uint32 `json:"oid"`
+	Attached string `json:"attached"` // the xmin of its row in pg_inherits, and those of the partitions above it
 }
 
 // ReadSlotRecord returns what is recorded of a slot, nil if nothing is.
