@@ -233,7 +233,7 @@ const foreignSQL = `
 	ORDER BY owned.place, owned.what LIMIT 1`
 
 // checkOwners refuses a schema that another role has made, or in which it has made something: a trigger of that role
-// would run as this one, and whoever owns the schema can drop and replace what is in it.
+// would run as this one, and the owner of the schema can drop and replace what is in it.
 func checkOwners(ctx context.Context, conn *sql.Conn) error {
 	var what, owner string
 	err := conn.QueryRowContext(ctx, foreignSQL).Scan(&what, &owner)

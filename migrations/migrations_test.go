@@ -176,7 +176,7 @@ func TestUp_doesNotCareWhatSearchPathAndTimeoutsTheDatabaseHas(t *testing.T) {
 	}
 }
 
-// F-61: whoever prepared the schema may keep CREATE on the database for themselves.
+// F-61: the role that prepared the schema may keep CREATE on the database for themselves.
 func TestUp_needsNoRightToCreateASchemaThatIsThere(t *testing.T) {
 	db := testdb.NewEmpty(t)
 	role := db.Name + "_role"

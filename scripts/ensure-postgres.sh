@@ -100,7 +100,7 @@ else
 	say "No Postgres server binaries found; installing them: $command"
 fi
 
-# Output of the package manager goes to stderr: stdout belongs to whoever called us.
+# Output of the package manager goes to stderr: stdout belongs to the caller.
 eval "$command" >&2 || without_postgres "This failed: $command"
 
 bin=$(server_bin) || without_postgres "This ran, but brought no initdb and postgres: $command"

@@ -61,7 +61,7 @@ for program in npm node tar; do
 done
 umask 022 # the user that the server steps down to must be able to read it
 mkdir -p "$cache/walpost/postgres"
-new=$(mktemp -d "$cache/walpost/postgres/new-XXXXXX") # beside its place: moved in whole, or not at all
+new=$(mktemp -d "$cache/walpost/postgres/new-XXXXXX") # in the same folder: moved in whole, or not at all
 trap 'rm -rf "$new"' EXIT
 trap 'exit 1' HUP INT TERM
 chmod 755 "$new"

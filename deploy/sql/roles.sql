@@ -28,7 +28,7 @@ BEGIN
     ALTER ROLE walpost_relay REPLICATION;
     EXECUTE format('GRANT CREATE ON DATABASE %I TO walpost_migrate', current_database());
 
-    -- Whoever can create something in public can put a function or table of their own in the way of a careless query.
+    -- A role that can create something in public can put a function or table of their own in the way of a careless query.
     REVOKE CREATE ON SCHEMA public FROM PUBLIC;
     GRANT USAGE, CREATE ON SCHEMA public TO walpost_migrate;
     GRANT USAGE ON SCHEMA public TO walpost_relay, walpost_api, walpost_operator;

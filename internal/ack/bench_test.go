@@ -19,18 +19,18 @@ func BenchmarkTracker(b *testing.B) {
 		b.Run(test.name, func(b *testing.B) {
 			tracker := ack.New(ack.Window{Events: 1 << 30, Bytes: 1 << 40}, 4, 0)
 			ev := &event.Event{ID: "01K0WALP0ST000000000000000", Payload: make([]byte, 200)}
-			everybody := []int{0, 1, 2, 3}
+			everyone := []int{0, 1, 2, 3}
 			at := event.LSN(8)
 			if test.held {
 				tracker.Begin(at)
-				tracker.Add(ev, everybody, false)
+				tracker.Add(ev, everyone, false)
 				tracker.Commit(at + 8)
 			}
 			b.ReportAllocs()
 			for n := 0; b.Loop(); n++ {
 				at += 16
 				tracker.Begin(at)
-				entry := tracker.Add(ev, everybody, false)
+				entry := tracker.Add(ev, everyone, false)
 				tracker.Commit(at + 8)
 				for i := range entry.Deliveries() {
 					tracker.Finish(ack.End{Delivery: &entry.Deliveries()[i]})

@@ -213,7 +213,7 @@ func (a *Service) findState(s *Standing, e Event, owed []Delivery, paid []debt.R
 		s.State = PublishedBefore
 	case row != nil && !a.wanted(*s, row.Type):
 		s.State = Unwanted
-	case row != nil && row.Published != nil && *row.Published, // which happens when everybody has finished
+	case row != nil && row.Published != nil && *row.Published, // which happens when everyone has finished
 		position != "" && position <= s.secured:
 		s.State = Finished
 	}

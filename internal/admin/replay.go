@@ -6,8 +6,8 @@ import (
 	"github.com/backendstart/walpost/internal/replay"
 )
 
-// DefaultReplayRate is how many events a second a replay sends where no one says it: enough for a million
-// rows in half an hour, and little beside what a receiver takes.
+// DefaultReplayRate is how many events a second a replay sends by default: enough for a million
+// rows in half an hour, and little compared with what a receiver takes.
 const DefaultReplayRate = 500
 
 // Filtering tells the service what the configuration sends to a subscriber, so that estimates know it.

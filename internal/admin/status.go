@@ -74,7 +74,7 @@ type Subscriber struct {
 	// FinishedLSN is the commit LSN of Finished, as Postgres writes it.
 	FinishedLSN string `json:"finished_lsn"`
 	// LagBytes is the WAL from its oldest waiting delivery, or else from what is finished or confirmed, to the
-	// end; after AddProgress it begins, for one that has nothing to do, where the relay has read to. Whoever has left has
+	// end; after AddProgress it begins, for one that has nothing to do, where the relay has read to. A subscriber that has left has
 	// none.
 	LagBytes int64 `json:"lag_bytes"`
 	// HoldingWALBytes is the WAL that the slot keeps for its debt.

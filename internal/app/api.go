@@ -44,7 +44,7 @@ func RunAPI(ctx context.Context, database config.Database, options config.API, l
 	return server.Run(ctx, listener)
 }
 
-// collectSeldom lets the heap grow to five times of what lives. That is a few megabytes, beside which Go would
+// collectSeldom lets the heap grow to five times of what lives. That is a few megabytes; with less Go would
 // collect the garbage of requests some ten times a second under load, for an eighth of the API's processor
 // time. GOGC overrides it.
 // (package runtime, "Environment Variables")

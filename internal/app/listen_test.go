@@ -34,7 +34,7 @@ func TestListenOps_replacesASocketThatIsLeftAndNothingElse(t *testing.T) {
 		t.Errorf("the socket is %v, %v, want srw-------", info.Mode(), err)
 	}
 	if left, _ := os.ReadDir(folder); len(left) != 1 {
-		t.Errorf("beside the socket there are %v", left)
+		t.Errorf("next to the socket there are %v", left)
 	}
 	go func() { // answers, as a relay does that runs
 		for {
@@ -86,7 +86,7 @@ func TestListenOps_leavesTheSocketOfItsSuccessor(t *testing.T) {
 	}
 }
 
-// Whoever can connect to a socket is decided when the connection is made, so its mode must never have been another one.
+// Who can connect to a socket is decided when the connection is made, so its mode must never have been another one.
 func TestListenOps_isNeverOpenToOthers(t *testing.T) {
 	old := syscall.Umask(0)
 	defer syscall.Umask(old)

@@ -16,7 +16,7 @@ type part struct {
 }
 
 // runParts starts all parts. When ctx ends, or one of them does, it stops them one after the other in
-// the order given: each has ended before the next one is told. The first in the list is whoever makes
+// the order given: each has ended before the next one is told. The first in the list makes
 // work for the others. Parts that have not ended so long after the stop are named in the error and left behind.
 func runParts(ctx context.Context, limit time.Duration, parts ...part) error {
 	type running struct {

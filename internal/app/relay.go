@@ -69,7 +69,7 @@ func stopLimit(options config.Relay) time.Duration {
 func limitMemory(options config.Relay) {
 	const (
 		program  = 20 << 20
-		perEvent = 2 << 10 // of an open one, beside its bytes
+		perEvent = 2 << 10 // of an open one, without its bytes
 		garbage  = 300     // percent of what is in use
 	)
 	if os.Getenv("GOMEMLIMIT") == "" {

@@ -15,7 +15,7 @@ import (
 
 var discard = slog.New(slog.DiscardHandler)
 
-// Whoever adds a line to subscribers.go is held to the contract without writing a test for it.
+// A new line in subscribers.go is held to the contract without a test of its own.
 func TestSubscribers_keepTheContract(t *testing.T) {
 	for name, kind := range Subscribers() {
 		// A kind with keys of its own has its effect elsewhere, where Run cannot see it: its folder has the tests.

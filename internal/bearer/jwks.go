@@ -35,7 +35,7 @@ const (
 	minRSABits, maxRSABits = 2048, 8192
 	keysTimeout            = 10 * time.Second
 	keysInterval           = 15 * time.Minute
-	// Anybody can invent key ids: one look per half minute.
+	// Anyone can invent key ids: one look per half minute.
 	unknownKeyInterval = 30 * time.Second
 )
 
@@ -127,7 +127,7 @@ func newKeySet(ctx context.Context, o Options) (*keySet, error) {
 	case address.User != nil:
 		return nil, fmt.Errorf("%s must not carry a user or password", o.Names.JWKS)
 	case address.Scheme == "http" && !httpserver.IsLoopback(address.Hostname()):
-		return nil, fmt.Errorf("%s %s: whoever is on the way could put keys in: use https", o.Names.JWKS, o.JWKS)
+		return nil, fmt.Errorf("%s %s: anyone on the way could put keys in: use https", o.Names.JWKS, o.JWKS)
 	default:
 		k.read = newKeyFetcher(o.JWKS).fetch
 	}

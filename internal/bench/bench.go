@@ -1,5 +1,5 @@
 // Package bench measures what walpost promises about speed and memory. Every figure is a ratio within one
-// run on one machine: walpost beside something plain that does the same work, in turns whose order
+// run on one machine: walpost compared with something plain that does the same work, in turns whose order
 // rotates, as the median with the least and the greatest. It runs walpost as a process of its own, so that
 // processor time and memory are walpost's alone, and it judges nothing beyond saying whether a bar holds.
 //

@@ -40,7 +40,7 @@ func TestCompare_dividesTurnByTurn(t *testing.T) {
 	// The machine was twice as fast in the second turn: that must not show.
 	ours := []sample{{rate: 100}, {rate: 200}, {rate: 90}}
 	other := []sample{{rate: 50}, {rate: 100}, {rate: 45}}
-	l.compare(bar{what: "speed", unit: "events/s", beside: "the other", bar: 2, aim: 3}, ours, other, rateOf)
+	l.compare(bar{what: "speed", unit: "events/s", baseline: "the other", bar: 2, aim: 3}, ours, other, rateOf)
 	row := l.report.Rows[0]
 	if got, want := *row.Value, (Spread{2, 2, 2}); got != want {
 		t.Errorf("ratio %v, want %v", got, want)
@@ -77,7 +77,7 @@ func TestRow_holdsOnTheRightSideOfItsBar(t *testing.T) {
 // What was not measured must not look fine, in none of the forms.
 func TestReport_saysWhatWasNotRunAndWhy(t *testing.T) {
 	l := newLab()
-	l.notRun("the other is not installed", bar{what: "speed", beside: "the other", bar: 1})
+	l.notRun("the other is not installed", bar{what: "speed", baseline: "the other", bar: 1})
 	var text, markdown, encoded bytes.Buffer
 	if err := errors.Join(l.report.WriteText(&text, func(w io.Writer, rows [][]string) { fmt.Fprintln(w, rows) }), l.report.WriteMarkdown(&markdown), json.NewEncoder(&encoded).Encode(l.report)); err != nil {
 		t.Fatal(err)
@@ -94,7 +94,7 @@ func TestReport_saysWhatWasNotRunAndWhy(t *testing.T) {
 
 func TestReport_printsBarAimAndVerdictInEachRow(t *testing.T) {
 	l := newLab()
-	l.compare(bar{what: "speed", unit: "events/s", beside: "the other", bar: 2, aim: 3}, []sample{{rate: 25_000}}, []sample{{rate: 10_000}}, rateOf)
+	l.compare(bar{what: "speed", unit: "events/s", baseline: "the other", bar: 2, aim: 3}, []sample{{rate: 25_000}}, []sample{{rate: 10_000}}, rateOf)
 	var got strings.Builder
 	if err := l.report.WriteMarkdown(&got); err != nil {
 		t.Fatal(err)

@@ -16,12 +16,12 @@ import (
 // lessonFlow is the four built-in subscribers, as they are when no file says otherwise.
 var lessonFlow = flow{mark: true, subscribers: []string{"{name: achievements}", "{name: analytics}", "{name: notifications}", "{name: recommendations}"}}
 
-// builtin drains a backlog into the four built-in subscribers until every row is marked as published, beside
-// pg_recvlogical and beside the loop that one writes first: an event, a transaction.
+// builtin drains a backlog into the four built-in subscribers until every row is marked as published, compared with
+// pg_recvlogical and with the loop that one writes first: an event, a transaction.
 func builtin(ctx context.Context, l *lab) error {
 	events := max(1, l.Events/5)
-	toStream := bar{what: "four built-in subscribers, rows marked", unit: "events/s", beside: "pg_recvlogical", bar: 0.4, aim: 0.6}
-	toLoop := bar{what: "four built-in subscribers, rows marked", unit: "events/s", beside: "one transaction per event", bar: 5}
+	toStream := bar{what: "four built-in subscribers, rows marked", unit: "events/s", baseline: "pg_recvlogical", bar: 0.4, aim: 0.6}
+	toLoop := bar{what: "four built-in subscribers, rows marked", unit: "events/s", baseline: "one transaction per event", bar: 5}
 	end, err := l.backlog(ctx, "1", events, l.Payload)
 	if err != nil {
 		return err

@@ -76,7 +76,7 @@ func (l *lab) profile() []string {
 const noRecvlogical = "pg_recvlogical is not installed: it comes with the Postgres client programs " +
 	"(Debian, Ubuntu: postgresql-client-17; Fedora: postgresql; Alpine: postgresql-client; Homebrew: libpq)"
 
-// findRecvlogical prefers the program beside the server: what Debian has in PATH is a wrapper in Perl,
+// findRecvlogical prefers the program in the server's folder: what Debian has in PATH is a wrapper in Perl,
 // whose start would count.
 func findRecvlogical() (string, bool) {
 	if bin, err := pgserver.Find(); err == nil {
@@ -125,8 +125,8 @@ func (l *lab) recvlogical(ctx context.Context, program, end string, events int) 
 	}, nil
 }
 
-// besideRecvlogical does something while pg_recvlogical reads a copy of the slot.
-func (l *lab) besideRecvlogical(ctx context.Context, program string, do func(context.Context) (sample, error)) (s sample, err error) {
+// duringRecvlogical does something while pg_recvlogical reads a copy of the slot.
+func (l *lab) duringRecvlogical(ctx context.Context, program string, do func(context.Context) (sample, error)) (s sample, err error) {
 	slot, err := l.copySlot(ctx)
 	if err != nil {
 		return s, err
@@ -175,9 +175,9 @@ func (l *lab) recvlogicalCommand(ctx context.Context, program, slot string, args
 }
 
 // intoDebt is the no-op rate with one subscriber more, which is down: its events have to be recorded as owed
-// as fast as the stream brings them, or the window is full and everybody waits.
+// as fast as the stream brings them, or the window is full and everyone waits.
 func intoDebt(ctx context.Context, l *lab) error {
-	b := bar{what: "falling into debt at stream speed", unit: "events/s", beside: "no one down", bar: 0.4, aim: 0.7}
+	b := bar{what: "falling into debt at stream speed", unit: "events/s", baseline: "no one down", bar: 0.4, aim: 0.7}
 	if _, err := l.backlog(ctx, "100", l.Events, l.Payload); err != nil {
 		return err
 	}

@@ -20,7 +20,7 @@ const partitions = 6 // of the topic of a turn
 // kafka compares sending events to a broker with a bare loop of the same client, which sends records of the same size
 // with the same headers, and knows nothing of Postgres, of order or of who leads. Each turn has a topic of its own.
 func kafka(ctx context.Context, l *lab) error {
-	b := bar{what: fmt.Sprintf("Kafka, records of %d bytes", l.Payload), unit: "events/s", beside: "bare franz-go loop", bar: 0.8, aim: 0.95}
+	b := bar{what: fmt.Sprintf("Kafka, records of %d bytes", l.Payload), unit: "events/s", baseline: "bare franz-go loop", bar: 0.8, aim: 0.95}
 	switch {
 	case len(l.Brokers) == 0:
 		l.notRun("name the brokers of a Kafka with --brokers", b)
@@ -58,7 +58,7 @@ func kafka(ctx context.Context, l *lab) error {
 				return l.drain(ctx, f, l.Events, 1)
 			})
 		}},
-		contestant{b.beside, func(ctx context.Context) (sample, error) {
+		contestant{b.baseline, func(ctx context.Context) (sample, error) {
 			return inTopic(ctx, func(topic string) (sample, error) { return l.produce(ctx, topic) })
 		}})
 	if err != nil {

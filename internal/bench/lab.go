@@ -45,7 +45,7 @@ type lab struct {
 }
 
 // settings of a private server. Nothing is synced to disk, so that the disk, which is the same for
-// everybody, does not hide who does more work; autovacuum and checkpoints would come when they like.
+// everyone, does not hide who does more work; autovacuum and checkpoints would come when they like.
 var settings = map[string]string{
 	"fsync":                 "off",
 	"full_page_writes":      "off",
@@ -226,7 +226,7 @@ func (l *lab) query(ctx context.Context, sql string, args ...any) (n int64, err 
 }
 
 // rows is SQL for the events of lessons that a thousand learners complete. The payload is filled up to the size that was asked
-// for; what is beside the filling takes about 223 bytes.
+// for; the rest takes about 223 bytes.
 func rows(payload int, from, to string) string {
 	return strings.NewReplacer("$payload", strconv.Itoa(payload), "$from", from, "$to", to).Replace(`
 	INSERT INTO outbox (event_id, event_type, aggregate_type, aggregate_id, partition_key, payload)
@@ -294,7 +294,7 @@ func (l *lab) reset(ctx context.Context) error {
 }
 
 // copySlot copies the base slot, for a relay with these subscribers: a copy begins where the base stands,
-// so everybody drains the same WAL.
+// so everyone drains the same WAL.
 func (l *lab) copySlot(ctx context.Context, subscribers ...string) (slot string, err error) {
 	l.slots++
 	slot = fmt.Sprintf("%s_%d", l.base, l.slots)
@@ -357,7 +357,7 @@ func (l *lab) streaming(ctx context.Context, slot string, ended <-chan struct{})
 	}
 }
 
-// flow is what the configuration of a relay says beside the defaults.
+// flow is what the configuration of a relay says in addition to the defaults.
 type flow struct {
 	mark        bool
 	subscribers []string // a YAML mapping each

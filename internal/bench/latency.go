@@ -15,9 +15,9 @@ import (
 // at a steady rate.
 func latency(ctx context.Context, l *lab) error {
 	const poller = "500 ms poller"
-	p50 := bar{what: "commit to handler: p50", unit: "µs", beside: poller, atMost: true, bar: 1.0 / 100, aim: 1.0 / 500}
-	p99 := bar{what: "commit to handler: p99", unit: "µs", beside: poller, atMost: true, bar: 1.0 / 40, aim: 1.0 / 100}
-	four := bar{what: "the same with four database subscribers: p99", unit: "µs", beside: poller, atMost: true, bar: 1.0 / 15, aim: 1.0 / 40}
+	p50 := bar{what: "commit to handler: p50", unit: "µs", baseline: poller, atMost: true, bar: 1.0 / 100, aim: 1.0 / 500}
+	p99 := bar{what: "commit to handler: p99", unit: "µs", baseline: poller, atMost: true, bar: 1.0 / 40, aim: 1.0 / 100}
+	four := bar{what: "the same with four database subscribers: p99", unit: "µs", baseline: poller, atMost: true, bar: 1.0 / 15, aim: 1.0 / 40}
 	withRelay := func(f flow) func(context.Context) (sample, error) {
 		return func(ctx context.Context) (sample, error) { return l.relayLatency(ctx, f) }
 	}
@@ -74,7 +74,7 @@ func sampleOf(waits []time.Duration) sample {
 	return sample{p50: at(0.50), p99: at(0.99)}
 }
 
-// relayLatency writes at the steady rate beside a relay. How many events that will be is known only at the
+// relayLatency writes at the steady rate while a relay runs. How many events that will be is known only at the
 // end, so the process is asked for what it saw by ending it.
 func (l *lab) relayLatency(ctx context.Context, f flow) (s sample, err error) {
 	commits := newCommits()
@@ -107,7 +107,7 @@ func (l *lab) relayLatency(ctx context.Context, f flow) (s sample, err error) {
 	return s, err
 }
 
-// pollerLatency is the same beside a poller as many have written one: every 500 ms it locks what is not
+// pollerLatency is the same with a poller as many have written one: every 500 ms it locks what is not
 // published, in batches, hands it over and marks it.
 func (l *lab) pollerLatency(ctx context.Context) (s sample, err error) {
 	if _, err := l.backlog(ctx, "huge", 1, l.Payload); err != nil {

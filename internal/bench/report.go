@@ -49,7 +49,7 @@ type Spread struct {
 	Max    float64 `json:"max"`
 }
 
-// A Row is one bar: what walpost reached, beside what, and whether that is enough.
+// A Row is one bar: what walpost reached, what its baseline reached, and whether that is enough.
 type Row struct {
 	Case string `json:"case"`
 	What string `json:"what"`
@@ -57,8 +57,8 @@ type Row struct {
 	Unit  string  `json:"unit"`
 	Ours  *Spread `json:"ours,omitempty"`
 	Other *Spread `json:"other,omitempty"`
-	// Beside names the other one.
-	Beside string `json:"beside,omitempty"`
+	// Baseline names what Ours is compared with.
+	Baseline string `json:"baseline,omitempty"`
 	// Value is what is held against the bar: ours divided by the other's in the same turn, or Ours itself.
 	Value *Spread `json:"value,omitempty"`
 	// AtMost turns the bar around: less is better. Aim is nil where there is none beyond the bar.
@@ -74,13 +74,13 @@ type Row struct {
 
 // A bar is what a row must reach.
 type bar struct {
-	what, unit, beside string
-	atMost             bool
-	bar, aim           float64 // an aim of 0 is none
+	what, unit, baseline string
+	atMost               bool
+	bar, aim             float64 // an aim of 0 is none
 }
 
 func (b bar) row(name string) Row {
-	r := Row{Case: name, What: b.what, Unit: b.unit, Beside: b.beside, AtMost: b.atMost, Bar: b.bar}
+	r := Row{Case: name, What: b.what, Unit: b.unit, Baseline: b.baseline, AtMost: b.atMost, Bar: b.bar}
 	if b.aim != 0 {
 		r.Aim = &b.aim
 	}
@@ -108,7 +108,7 @@ func (l *lab) note(format string, args ...any) {
 	l.report.Rows[len(l.report.Rows)-1].Note = fmt.Sprintf(format, args...)
 }
 
-// absolute adds a row without anybody beside.
+// absolute adds a row that has no baseline.
 func (l *lab) absolute(b bar, note string, values ...float64) {
 	r := b.row(l.current)
 	r.Ours = spread(values)
@@ -155,7 +155,7 @@ func spread(values []float64) *Spread {
 func (r *Report) WriteText(w io.Writer, table func(io.Writer, [][]string)) error {
 	fmt.Fprintf(w, "%s, %d cores, %s; Postgres %s, %s; median (least to greatest) of %d turns\n\n",
 		r.Machine.CPU, r.Machine.Cores, r.Machine.Platform, r.Machine.Postgres, r.Machine.Go, r.Settings.Turns)
-	rows := [][]string{{"case", "what", "walpost", "beside", "value", "bar", "aim"}}
+	rows := [][]string{{"case", "what", "walpost", "baseline", "value", "bar", "aim"}}
 	for _, row := range r.Rows {
 		rows = append(rows, row.cells())
 	}
@@ -169,7 +169,7 @@ func (r *Report) WriteMarkdown(w io.Writer) error {
 	fmt.Fprintf(w, "Measured on %s: %s, %d cores, %s, kernel %s; Postgres %s; %s. %d turns, %d events of %d bytes, took %s.\n\n",
 		r.Begun.UTC().Format(time.DateOnly), r.Machine.CPU, r.Machine.Cores, r.Machine.Platform, r.Machine.Kernel,
 		r.Machine.Postgres, r.Machine.Go, r.Settings.Turns, r.Settings.Events, r.Settings.Payload, r.Took)
-	fmt.Fprint(w, "| case | what | walpost | beside | value | bar | aim |\n| --- | --- | --- | --- | --- | --- | --- |\n")
+	fmt.Fprint(w, "| case | what | walpost | baseline | value | bar | aim |\n| --- | --- | --- | --- | --- | --- | --- |\n")
 	for _, row := range r.Rows {
 		if _, err := fmt.Fprintf(w, "| %s |\n", strings.Join(row.cells(), " | ")); err != nil {
 			return err
@@ -200,10 +200,10 @@ func (r Row) cells() []string {
 		sign = "≤ "
 	}
 	ratio := ""
-	if r.Beside != "" {
+	if r.Baseline != "" {
 		ratio = "×"
 	}
-	cells := []string{r.Case, r.What, "-", r.Beside, "not run", sign + number(r.Bar) + ratio, ""}
+	cells := []string{r.Case, r.What, "-", r.Baseline, "not run", sign + number(r.Bar) + ratio, ""}
 	if r.Aim != nil {
 		cells[6] = sign + number(*r.Aim) + ratio
 	}
@@ -212,7 +212,7 @@ func (r Row) cells() []string {
 	}
 	cells[2] = number(r.Ours.Median) + " " + r.Unit
 	if r.Other != nil {
-		cells[3] = r.Beside + ": " + number(r.Other.Median)
+		cells[3] = r.Baseline + ": " + number(r.Other.Median)
 	}
 	cells[4] = fmt.Sprintf("%s%s (%s to %s)", number(r.Value.Median), ratio, number(r.Value.Min), number(r.Value.Max))
 	verdict := ", misses"

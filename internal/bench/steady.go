@@ -59,9 +59,9 @@ const insertOne = `
 	'pad', repeat('x', greatest(0, $4::int - 230))))`
 
 // producer compares how fast rows are inserted while a relay drains with how fast without any slot reader. How
-// fast beside pg_recvlogical, which does nothing with what it reads, tells what the server takes for a reader.
+// fast with pg_recvlogical, which does nothing with what it reads, tells what the server takes for a reader.
 func producer(ctx context.Context, l *lab) error {
-	b := bar{what: "producer's inserts while the relay drains", unit: "rows/s", beside: "no slot reader", bar: 0.75, aim: 0.85}
+	b := bar{what: "producer's inserts while the relay drains", unit: "rows/s", baseline: "no slot reader", bar: 0.75, aim: 0.85}
 	insert := func(ctx context.Context) (sample, error) {
 		n, err := l.write(ctx, 0, l.Timed, nil)
 		return sample{rate: float64(n) / l.Timed.Seconds()}, err
@@ -88,7 +88,7 @@ func producer(ctx context.Context, l *lab) error {
 			if _, err := l.backlog(ctx, "huge", 1, l.Payload); err != nil {
 				return sample{}, err
 			}
-			return l.besideRecvlogical(ctx, recvlogical, insert)
+			return l.duringRecvlogical(ctx, recvlogical, insert)
 		}})
 	}
 	samples, err := l.turns(ctx, b.what, all...)
@@ -103,7 +103,7 @@ func producer(ctx context.Context, l *lab) error {
 	return nil
 }
 
-// withRelay runs f beside a relay that streams and has nothing before it: one event, which it is given.
+// withRelay runs f while a relay streams and has nothing before it: one event, which it is given.
 func (l *lab) withRelay(ctx context.Context, f flow, expect int, partArgs []string, do func(*child) error) (err error) {
 	if _, err := l.backlog(ctx, "huge", 1, l.Payload); err != nil {
 		return err

@@ -95,9 +95,9 @@ func bytesOf(n int) string {
 	return strconv.Itoa(n) + " B"
 }
 
-// rateBar is what the rate of the stream has to be beside pg_recvlogical over the same connection.
+// rateBar is what the rate of the stream has to be compared with pg_recvlogical over the same connection.
 func (s Stream) rateBar() bar {
-	b := bar{what: s.String() + ": rate", unit: "events/s", beside: "pg_recvlogical"}
+	b := bar{what: s.String() + ": rate", unit: "events/s", baseline: "pg_recvlogical"}
 	switch {
 	case s.Subscribers > 3:
 		b.bar, b.aim = 0.9, 1.2
@@ -121,7 +121,7 @@ func (s Stream) isPlain() bool {
 }
 
 func (s Stream) cpuBar() bar {
-	b := bar{what: s.String() + ": client CPU", unit: "µs/event", beside: "pg_recvlogical", atMost: true, bar: 0.6, aim: 0.4}
+	b := bar{what: s.String() + ": client CPU", unit: "µs/event", baseline: "pg_recvlogical", atMost: true, bar: 0.6, aim: 0.4}
 	if s.Shape == "1" {
 		b.bar, b.aim = 0.4, 0.25
 	}
@@ -132,7 +132,7 @@ func (s Stream) allocsBar() bar {
 	return bar{what: s.String() + ": allocations from socket to handler", unit: "per event", atMost: true, bar: 1, aim: 0.1}
 }
 
-// noop drains streams into subscribers that do nothing, beside pg_recvlogical, which writes the same WAL to /dev/null over
+// noop drains streams into subscribers that do nothing, compared with pg_recvlogical, which writes the same WAL to /dev/null over
 // a connection of the same kind.
 func noop(ctx context.Context, l *lab) error {
 	recvlogical, found := findRecvlogical()

@@ -161,7 +161,7 @@ func (w *Watcher) publish(s *watched) {
 	line.Called = s.called
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	_ = json.NewEncoder(w.out).Encode(line) // whoever reads it has ended if this fails
+	_ = json.NewEncoder(w.out).Encode(line) // its reader has ended if this fails
 }
 
 func mallocs() uint64 {

@@ -21,7 +21,7 @@ const posters = 64 // that post at the same time
 // the same receiver. Receiver and loop are processes of their own, as the relay is.
 func webhook(ctx context.Context, l *lab) error {
 	events := max(1, l.Events/10)
-	b := bar{what: fmt.Sprintf("webhooks of %d bytes, concurrency %d", l.Payload, posters), unit: "events/s", beside: "bare HTTP client loop", bar: 0.8, aim: 0.95}
+	b := bar{what: fmt.Sprintf("webhooks of %d bytes, concurrency %d", l.Payload, posters), unit: "events/s", baseline: "bare HTTP client loop", bar: 0.8, aim: 0.95}
 	if !slices.Contains(l.Kinds, "webhook") {
 		l.notRun("this program has no subscribers of kind webhook", b)
 		return nil
@@ -42,7 +42,7 @@ func webhook(ctx context.Context, l *lab) error {
 		url, "whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIz", posters)}}
 	samples, err := l.turns(ctx, b.what,
 		contestant{"walpost", func(ctx context.Context) (sample, error) { return l.drain(ctx, f, events, 1) }},
-		contestant{b.beside, func(ctx context.Context) (sample, error) { return l.post(ctx, url, events) }})
+		contestant{b.baseline, func(ctx context.Context) (sample, error) { return l.post(ctx, url, events) }})
 	if err != nil {
 		return err
 	}

@@ -24,7 +24,7 @@ const clients = 8 // that complete lessons at the same time
 // writeSide compares completions over HTTP with a bare loop that does the same two statements in a
 // transaction, over a pool of the same size.
 func writeSide(ctx context.Context, l *lab) error {
-	b := bar{what: "completions of walpost api", unit: "completions/s", beside: "bare pgx loop", bar: 0.7}
+	b := bar{what: "completions of walpost api", unit: "completions/s", baseline: "bare pgx loop", bar: 0.7}
 	samples, err := l.turns(ctx, b.what,
 		contestant{"walpost api", l.completeOverHTTP},
 		contestant{"bare pgx loop", l.completeBare})

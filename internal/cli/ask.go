@@ -101,7 +101,7 @@ func (a *asked) open(ctx context.Context, path string, query url.Values) (io.Rea
 	return nil, err
 }
 
-// problemOf reads what an error answer says, whoever has sent it.
+// problemOf reads what an error answer says, whether walpost or a proxy has sent it.
 func problemOf(body io.Reader) string {
 	text, _ := io.ReadAll(io.LimitReader(body, 4096))
 	var problem struct{ Detail string }

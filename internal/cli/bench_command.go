@@ -55,7 +55,7 @@ func (benchCommand) Help() string {
   walpost bench --case noop --transport tls,unix --payload 250,10k
   walpost bench --json > bench.json
 
-Each result is a ratio within this run: the median of several turns, with the least and the greatest. Beside it stand the least ratio that is good enough, and the ratio to aim at. A case is reported as not run if its contestant is not installed. Takes about ten minutes and leaves nothing behind.`
+Each result is a ratio within this run: the median of several turns, with the least and the greatest. The report adds the least ratio that is good enough, and the ratio to aim at. A case is reported as not run if its contestant is not installed. Takes about ten minutes and leaves nothing behind.`
 }
 
 // quick is what --quick makes of the sizes.

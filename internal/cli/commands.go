@@ -52,7 +52,7 @@ type commands struct {
 	Event       eventCommand       `cmd:"" help:"Show everything that is known of an event."`
 	Tail        tailCommand        `cmd:"" help:"Follow the attempts of the running relay."`
 
-	Bench     benchCommand `cmd:"" help:"Measure speed and memory, each beside something plain that does the same."`
+	Bench     benchCommand `cmd:"" help:"Measure speed and memory, compared with plain programs that do the same."`
 	BenchPart benchPart    `cmd:"" name:"bench-part" hidden:"" help:"Processes of a bench."`
 
 	Token      tokenCommand      `cmd:"" help:"Print a bearer token for the API."`

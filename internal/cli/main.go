@@ -101,7 +101,7 @@ func expected(args []string) []string {
 	return args
 }
 
-// run is what a command gets beside its options.
+// run is what a command gets in addition to its options.
 type run struct {
 	Process
 	ctx    context.Context // of the program; a run is a parameter, not a part that keeps it

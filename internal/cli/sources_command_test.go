@@ -104,7 +104,7 @@ func TestSources_printsAConfiguredSourceWhole(t *testing.T) {
 			env := map[string]string{"WALPOST_DATABASE_URL": db.DSN}
 			shown := func(file, text string) string {
 				t.Helper()
-				file = filepath.Join(folder, file) // beside what schema names
+				file = filepath.Join(folder, file) // in the folder of the schema
 				if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 					t.Fatal(err)
 				}

@@ -165,7 +165,7 @@ func printProgress(w io.Writer, now time.Time, p relay.Progress) {
 // shownTypes is how many types that no one takes status names.
 const shownTypes = 10
 
-// printRouting names what keeps events from everybody without a failure, as far as the relay has seen since its start.
+// printRouting names what keeps events from everyone without a failure, as far as the relay has seen since its start.
 func printRouting(w io.Writer, p relay.Progress) {
 	var lines []string
 	for _, t := range p.UntakenTypes[:min(len(p.UntakenTypes), shownTypes)] {

@@ -167,7 +167,7 @@ func TestScreen_keepsToTheWidthOfTheTerminal(t *testing.T) {
 // S-201
 func TestBar_keepsToTheWidthOfTheTerminal(t *testing.T) {
 	p := newTerminal(t, 30)
-	drawBar(p.File, 3, 10, "walpost beside a poller of the same table")
+	drawBar(p.File, 3, 10, "walpost and a poller of the same table")
 	wantNarrower(t, p.lines(), 30)
 }
 

@@ -1,6 +1,6 @@
 // Package config turns flags, WALPOST_… variables and walpost.yaml into plain structs, in that order of
 // precedence, and refuses what makes no sense with all mistakes in one message. It opens no connection
-// and starts nothing; whoever does is package app.
+// and starts nothing; package app does.
 //
 // A scalar option is one tagged field here: flag, variable, key in the file (the flag's name with "_",
 // or the tag "file"), default and help all come from that line. Sources and subscribers are structs of

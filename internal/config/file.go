@@ -25,7 +25,7 @@ const (
 	maxFile     = 1 << 20
 	maxExpanded = 8 << 20
 	parseTime   = 10 * time.Second
-	// perValue is what a value counts beside its text: as much as decoding it takes, about.
+	// perValue is what a value counts in addition to its text: about as much as decoding it takes.
 	perValue = 64
 	maxDepth = 64
 )

@@ -30,7 +30,7 @@ const (
 	defaultInFlight = 10_000
 )
 
-// Options are what the file says of a subscriber beside the keys that all of them have: a pointer to a struct whose fields
+// Options are what the file says of a subscriber apart from the keys that all of them have: a pointer to a struct whose fields
 // are the keys of its kind.
 type Options interface {
 	// Check calls fail for each key that is wrong. It connects to nothing. s is the subscriber that the options belong to.

@@ -389,12 +389,12 @@ func TestParse_refusesUnsetReferencesAndMissingFiles(t *testing.T) {
 func TestParse_neverShowsAValueOfABrokenFile(t *testing.T) {
 	const password = `p@ss/w#rd%41?&:'"\ {}`
 	for name, file := range map[string]string{
-		"broken beside it": "replication_url: 'postgres://app:" + password + "\n: {",
-		"broken in it":     "replication_url: \"postgres://app:" + password + "\"\n",
-		"unknown key":      "pasword: " + password + "\n",
-		"unknown nested":   "subscribers: [{name: analytics, secert: p@ss}]\n",
-		"of a wrong kind":  "subscribers: p@ss\n",
-		"of two values":    "ops_token: [p@ss, p@ss]\n",
+		"broken next to it": "replication_url: 'postgres://app:" + password + "\n: {",
+		"broken in it":      "replication_url: \"postgres://app:" + password + "\"\n",
+		"unknown key":       "pasword: " + password + "\n",
+		"unknown nested":    "subscribers: [{name: analytics, secert: p@ss}]\n",
+		"of a wrong kind":   "subscribers: p@ss\n",
+		"of two values":     "ops_token: [p@ss, p@ss]\n",
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := parse(t, file, nil)

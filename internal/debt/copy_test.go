@@ -51,7 +51,7 @@ func TestRecord_ofManyWritesWhatOneOfFewWrites(t *testing.T) {
 			want(t, "rows of many", db.Int(`SELECT count(*) FROM (`+rows("many")+`) r`), number)
 			want(t, "rows of few", db.Int(`SELECT count(*) FROM (`+rows("few")+`) r`), number)
 			if other := db.Int(`SELECT count(*) FROM (` + rows("many") + ` EXCEPT ` + rows("few") + `) r`); other != 0 {
-				t.Errorf("%d rows differ, the first is %s, beside %s", other,
+				t.Errorf("%d rows differ, the first is %s, against %s", other,
 					db.Text(`SELECT row::text FROM (`+rows("many")+` EXCEPT `+rows("few")+`) r ORDER BY 1 LIMIT 1`),
 					db.Text(`SELECT row::text FROM (`+rows("few")+` EXCEPT `+rows("many")+`) r ORDER BY 1 LIMIT 1`))
 			}

@@ -71,7 +71,7 @@ func TestStore_readsNoMoreOfALargeDebtThanItWasAskedFor(t *testing.T) {
 	}
 	plan = explain(t, db, debt.LoadSQL, slot, "sub", int32(1), "0/10", int32(1), int64(0))
 	if got, most := blocks(t, plan), 100; got > most {
-		t.Errorf("a start takes %d blocks besides its page, want at most %d:\n%s", got, most, plan)
+		t.Errorf("a start takes %d blocks in addition to its page, want at most %d:\n%s", got, most, plan)
 	}
 	plan = explain(t, db, debt.BlockedSQL, slot, "sub", int64(11))
 	if got, most := blocks(t, plan), 100; got > most {

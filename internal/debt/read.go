@@ -83,7 +83,7 @@ func (s *Store) Waiting(ctx context.Context, subscriber string, query lane.Query
 
 // Three steps, each of which takes no more from the one before than it needs: examined is what the read may pass over,
 // chosen what it leaves of that, page what fits. Where the choice ends before it has found enough, the last row that was
-// examined comes besides, so that the next read goes on behind it. That is one statement, because it has to be one
+// examined comes as well, so that the next read goes on behind it. That is one statement, because it has to be one
 // snapshot: what another took away meanwhile would shift it.
 //
 // The keys to leave out are a subquery, because that is hashed: with thousands of them an array would be

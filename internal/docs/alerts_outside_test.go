@@ -53,7 +53,7 @@ const (
 
 	toMail = `subscriber="mail"`
 
-	// A week has twelve hours here. promtool's storage moves what it has of more than 36 hours into blocks, beside the
+	// A week has twelve hours here. promtool's storage moves what it has of more than 36 hours into blocks, next to the
 	// evaluation, and a rule that is evaluated while it does that can miss samples (seen four times in 24 runs on a busy
 	// machine, as WalpostSilence that did not fire).
 	week  = 12 * 60      // minutes

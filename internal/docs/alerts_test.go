@@ -45,7 +45,7 @@ func alertRules(t *testing.T) (alerts, records []rule) {
 	return alerts, records
 }
 
-// Whoever is woken by an alert follows its link: to a heading of the runbook that is there.
+// A person woken by an alert follows its link: the runbook has that heading.
 func TestAlerts_leadToTheRunbook(t *testing.T) {
 	runbook, err := os.ReadFile("../../docs/RUNBOOK.md")
 	if err != nil {

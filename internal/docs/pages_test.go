@@ -75,7 +75,7 @@ func TestArchitecture_namesFunctionsInTheFilesThatHaveThem(t *testing.T) {
 	}
 }
 
-// Whoever follows the runbook at night types the name as it stands there.
+// A person who follows the runbook at night types the name as it stands there.
 func TestRunbook_asksOnlyForMetricsThatExist(t *testing.T) {
 	known := literals(t, regexp.MustCompile(`"(walpost_[a-z_]+)"`))
 	text, err := os.ReadFile("../../docs/RUNBOOK.md")

@@ -150,7 +150,7 @@ func (c *checker) texts(ctx context.Context, sql string, args ...any) ([]string,
 	return pgx.CollectRows(rows, pgx.RowTo[string])
 }
 
-// slotOfName is what the server says about the slot of the configured name, whoever owns it; nil when there is none.
+// slotOfName is what the server says about the slot of the configured name, ours or not; nil when there is none.
 func (c *checker) slotOfName(ctx context.Context) (*wal.Slot, error) {
 	return wal.FindSlot(ctx, c.tx, c.Slot)
 }

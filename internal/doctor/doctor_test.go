@@ -130,7 +130,7 @@ func TestDoctor_stumblesOverNoKindOfSlot(t *testing.T) {
 	}
 }
 
-// S-317: who wants to know whether an owner's code would run is not the one as whom it runs.
+// S-317: asking whether an owner's code would run does not run it.
 func TestForeignCode_isNotRunByTheDoctor(t *testing.T) {
 	t.Parallel()
 	h := newHarnessOn(t, nil, testdb.New(t))

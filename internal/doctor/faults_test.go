@@ -35,7 +35,7 @@ type fault struct {
 	seed        func(*harness)
 	// do is what the finding's words tell a person to do; nil where SQL and a restart are enough.
 	do func(*harness)
-	// retried fixes work only once no slot is being made anywhere on the server, as tests beside this one do: until its
+	// retried fixes work only once no slot is being made anywhere on the server, as other tests do at the same time: until its
 	// snapshot has been read, VACUUM removes nothing in any database.
 	retried bool
 	// from is the first major version that knows the thing; before it, the check says ok.
@@ -670,7 +670,7 @@ func dropped(h *harness) {
 	h.db.Exec("SELECT pg_drop_replication_slot($1)", h.db.Name)
 }
 
-// bothNamesKnown lets a subscriber be told to take over from one that is there beside it.
+// bothNamesKnown lets a subscriber be told to take over from one that is still there.
 func bothNamesKnown(h *harness) {
 	h.relay()
 	h.db.Exec("INSERT INTO walpost.subscribers (slot, name) VALUES ($1, 'former')", h.db.Name)

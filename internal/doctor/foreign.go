@@ -20,8 +20,8 @@ type foreign struct {
 
 func (f foreign) String() string { return f.What + " (of role " + f.Owner + ")" }
 
-// foreignSQL finds what a statement of walpost on a table, what inherits from it and the types of its columns runs
-// besides: functions of triggers, checks and generated columns, and rules, where it writes; where it reads, those of
+// foreignSQL finds what a statement of walpost on a table, what inherits from it and the types of its columns also
+// runs: functions of triggers, checks and generated columns, and rules, where it writes; where it reads, those of
 // casts, and of indexes, statistics and partitions, whose constant parts are computed by each role that plans a query. $1 is the
 // table, $2 the columns that are set, $3 whether rows are deleted. Code of the role itself, of superusers and of Postgres
 // is not foreign.
@@ -152,8 +152,8 @@ func checkForeignCode(ctx context.Context, c *checker) ([]Finding, error) {
 // atReading are the beginnings of what runs, or is computed, also where a table is only read.
 var atReading = []string{"index ", "statistics ", "partition key ", "cast ", "policy ", "check "}
 
-// readable are the tables whose rows can be read without running code of another role as whoever runs the doctor, and a
-// finding for each of the others: a person who asks about foreign code must not be the one as whom it runs.
+// readable are the tables whose rows can be read without running code of another role as the role of the doctor, and a
+// finding for each of the others: asking about foreign code must not run it.
 func (c *checker) readable(ctx context.Context) (tables []*outbox.Table, found []Finding, err error) {
 	all, err := c.tables(ctx)
 	if err != nil {

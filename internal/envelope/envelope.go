@@ -65,7 +65,7 @@ func (w Writer) Attributes(e *event.Event) [][2]string {
 	return kept
 }
 
-// Headers are what brokers carry beside the body, by name in lower case and in a fixed order, those without a value left
+// Headers are what brokers carry in addition to the body, by name in lower case and in a fixed order, those without a value left
 // out. The values are text as it is: what a protocol cannot carry is encoded by its destination. All of them are the same at
 // each attempt.
 func (w Writer) Headers(e *event.Event) [][2]string {
@@ -108,7 +108,7 @@ func Aggregate(e *event.Event) string {
 	return e.AggregateType + "/" + e.AggregateID
 }
 
-// reserved are names that an event's own header cannot take, besides those that have a value.
+// reserved are names that an event's own header cannot take, apart from those that have a value.
 var reserved = []string{"data", "database64", "datacontenttype", "dataschema", "subject", "time"}
 
 // attributeName makes the name of a CloudEvents attribute of that of an event's header: lower case letters and digits

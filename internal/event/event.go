@@ -1,5 +1,5 @@
 // Package event is the vocabulary that all packages share: what an event is, and where in the stream of
-// commits it stands. It does no I/O and knows neither Postgres' wire format nor anybody's columns;
+// commits it stands. It does no I/O and knows neither Postgres' wire format nor anyone's columns;
 // how a row becomes an event is the business of package outbox.
 package event
 

@@ -150,7 +150,7 @@ func BenchmarkCheck(b *testing.B) {
 	}
 }
 
-// S-344. What a payload costs is bounded, whatever whoever writes it puts in: nine bytes of 1e999999 are fifty milliseconds of a
+// S-344. What a payload costs is bounded, whatever its writer puts in: nine bytes of 1e999999 are fifty milliseconds of a
 // processor to a library that counts in fractions, and each value that does not fit is an error of its own to it.
 func TestCheck_isBoundedByWhatIsInThePayload(t *testing.T) {
 	schema, err := read(t, `{"items": {"type": "integer"}}`)

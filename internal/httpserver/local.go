@@ -19,7 +19,7 @@ func IsLoopback(address string) bool {
 	return strings.EqualFold(host, "localhost") || err == nil && addr.Unmap().IsLoopback()
 }
 
-// forwarding are the headers by which proxies say for whom they ask, or that they are there (RFC 7239, RFC 9110 section
+// forwarding are the headers by which proxies name their client, or say that they are there (RFC 7239, RFC 9110 section
 // 7.6.3, and what is common).
 var forwarding = []string{"Forwarded", "Via", "X-Real-Ip", "X-Client-Ip", "True-Client-Ip", "Cf-Connecting-Ip"}
 

@@ -1,7 +1,7 @@
 // Package lane is one subscriber's queue, workers and debt. It keeps the order within a key through
 // retries, batches and debt, tells an outage from a poison event, and never lets a failing event delay
 // another key. It does no I/O of its own: it calls the subscriber, and an Ower where something must be
-// recorded. Who hands it events is package dispatch; whom it tells that they are finished or owed is
+// recorded. Package dispatch hands it events; what is told that they are finished or owed is
 // package ack.
 //
 // The files in reading order, from what a lane is made of to what works with it; none uses what stands in a later one.

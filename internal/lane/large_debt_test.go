@@ -39,7 +39,7 @@ func TestLane_aFailingKeyWithALongDebtTakesBoundedMemory(t *testing.T) {
 		r.awaitEnd("good/0")
 		r.offer("good/1")
 		r.awaitEnd("good/1")
-		if got, most := r.debt.readRows(), 1300; got > most { // a full hand, and what came beside it
+		if got, most := r.debt.readRows(), 1300; got > most { // a full hand, and what came along with it
 			t.Errorf("%d deliveries were read before one of the key was delivered, want at most %d", got, most)
 		}
 		sub.recovers("bad")

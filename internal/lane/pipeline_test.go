@@ -380,7 +380,7 @@ func TestPipeline_keysThatFailLeaveRoomForTheOthers(t *testing.T) {
 			id := fmt.Sprintf("H/%d", i)
 			r.offer(id)
 			if took := r.awaitEnd(id).at.Sub(begin); took > 100*time.Millisecond {
-				t.Errorf("%s took %v beside keys that fail slowly", id, took)
+				t.Errorf("%s took %v next to keys that fail slowly", id, took)
 			}
 			time.Sleep(time.Second)
 		}

@@ -220,15 +220,15 @@ func TestReplay_isGivenBackWhenTheLaneStopsOrItsContextEnds(t *testing.T) {
 
 // Live events, replays, debt, failures and outages at random: of a key never two at a time, live events in
 // their order, replayed ones in theirs, none missing.
-func TestReplay_keepsTheOrderBesideAnything(t *testing.T) {
+func TestReplay_keepsTheOrderNextToAnything(t *testing.T) {
 	for seed := range uint64(30) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { replayBesideAnything(t, rand.New(rand.NewPCG(seed, 5))) })
+			synctest.Test(t, func(t *testing.T) { replayNextToAnything(t, rand.New(rand.NewPCG(seed, 5))) })
 		})
 	}
 }
 
-func replayBesideAnything(t *testing.T, random *rand.Rand) {
+func replayNextToAnything(t *testing.T, random *rand.Rand) {
 	const keys, live, replayed = 5, 300, 200
 	var mu sync.Mutex
 	away := false

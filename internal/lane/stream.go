@@ -20,7 +20,7 @@ type Stream struct {
 	// Term is the number of the leadership at this moment.
 	Term func() int64
 	// MayBegin reports whether an attempt may begin at this moment: whether we still lead. While that is in doubt it
-	// returns a channel besides, and is asked again when that is closed. nil is always.
+	// also returns a channel, and is asked again when that is closed. nil is always.
 	MayBegin func() (may bool, again <-chan struct{})
 	// Passed is the position up to which the stream has handed over everything that committed.
 	Passed func() event.LSN

@@ -38,7 +38,7 @@ const (
 	// hurry is how often a standby looks while the holder is late.
 	hurry = 200 * time.Millisecond
 	// longest is the longest wait between two attempts to get a session. A standby is useless without one, so
-	// it is short; and long enough for a server that refuses everybody.
+	// it is short; and long enough for a server that refuses everyone.
 	longest = 4 * time.Second
 	// connectLimit bounds an attempt to connect, and each statement of a takeover.
 	connectLimit = 5 * time.Second
@@ -136,7 +136,7 @@ func (l *Lease) Valid() bool {
 }
 
 // MayBegin is Valid for a new attempt, as long as the session of the lease answers. While an answer is overdue it
-// returns a channel besides: whoever wants to begin asks again when that is closed, which is when the answer comes
+// also returns a channel: the caller asks again when that is closed, which is when the answer comes
 // or the lease has ended.
 func (l *Lease) MayBegin() (may bool, again <-chan struct{}) {
 	l.mu.Lock()
@@ -266,7 +266,7 @@ func (l *Lease) begin(sent time.Duration) {
 	l.acquired++
 	l.answeredLocked(sent)
 	l.setLocked(true, sent, "")
-	l.wakeWaitersLocked() // also where it was held all the time: whoever acts must know that the session is another one
+	l.wakeWaitersLocked() // also where it was held all the time: those who act must know that the session is another one
 }
 
 // extend is another heartbeat of a session that leads.

@@ -101,7 +101,7 @@ func TestLease_isHeldByOneAndGoesToTheNextAtOnceWhenItIsReleased(t *testing.T) {
 }
 
 // F-45: a standby leaves the lock to a leader that has lost only its session, so nothing is interrupted.
-func TestLease_outlivesItsSessionBesideAStandby(t *testing.T) {
+func TestLease_outlivesItsSessionWhileAStandbyWaits(t *testing.T) {
 	t.Parallel()
 	db := testdb.New(t)
 	l := running(t, db, elsewhere("leader"))

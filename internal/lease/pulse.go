@@ -6,7 +6,7 @@ const (
 	// beat is how old the last answer may be while attempts begin: then the session is asked ahead of the heartbeat. A
 	// leader that hands out nothing asks once in a heartbeat.
 	beat = 100 * time.Millisecond
-	// patience is how long an answer may take, beside twice what answers took of late, until the leader is in doubt. With
+	// patience is how long an answer may take, in addition to twice what answers took of late, until the leader is in doubt. With
 	// beat it makes a quarter of a second between the loss of the server and the last attempt.
 	patience = 150 * time.Millisecond
 )

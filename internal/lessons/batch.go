@@ -93,8 +93,8 @@ func (l lesson) correlationID() string {
 	return l.CorrelationID
 }
 
-// logHandled writes one line per event at debug level. Failures are returned, not logged: whoever
-// decides what happens to the event writes that line.
+// logHandled writes one line per event at debug level. Failures are returned, not logged: the code
+// that decides what happens to the event writes that line.
 func logHandled(ctx context.Context, log *slog.Logger, message string, lessons []lesson) {
 	if !log.Enabled(ctx, slog.LevelDebug) {
 		return // reading the correlation ids costs more than the line

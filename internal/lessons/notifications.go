@@ -129,7 +129,7 @@ const (
 )
 
 // outgoing keeps what became of the mails until it is written. That is no part of a leadership: a mail that
-// went out is true whoever leads by now, and one that is recorded is not sent again.
+// went out stays so under the next leader, and one that is recorded is not sent again.
 type outgoing struct {
 	pool         *postgres.Pool
 	log          *slog.Logger

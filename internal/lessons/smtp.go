@@ -32,7 +32,7 @@ type SMTPNotifier struct {
 	implicit bool // TLS from the first byte (smtps), RFC 8314
 	starttls mail.TLSPolicy
 	user     string
-	password func() string // a func prints as an address, whoever prints the struct and however
+	password func() string // a func prints as an address, however the struct is printed
 	from     *netmail.Address
 	domain   string
 	roots    *tls.Config // nil: the system's certificates

@@ -1,6 +1,6 @@
 // Package mask takes secrets out of text that comes from outside: a receiver that answers with the request it got, a
-// server that repeats the password it did not like. Such text is stored with the failure, logged and shown. Whoever
-// sends a secret feeds a Mask with it and gives every error through that Mask before anybody keeps it.
+// server that repeats the password it did not like. Such text is stored with the failure, logged and shown. Code
+// that sends a secret feeds a Mask with it and passes every error through that Mask before the error is kept.
 package mask
 
 import (

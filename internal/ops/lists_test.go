@@ -149,7 +149,7 @@ func TestV1_tellsWhatTheDoctorAndTheTablesSay(t *testing.T) {
 	}
 }
 
-// S-431: whoever asks a standby for what only the leader knows is sent there, or told why not.
+// S-431: a request to a standby for what only the leader knows is sent there, or answered with the reason why not.
 func TestV1_aStandbySendsToTheLeader(t *testing.T) {
 	c := newCounter(t, "127.0.0.1:8081", "")
 	ask := func(path string) *httptest.ResponseRecorder {

@@ -127,7 +127,7 @@ func (s *Server) Run(ctx context.Context, listener net.Listener) error {
 	}
 	err := server.Run(ctx, listener)
 	if errors.Is(err, httpserver.ErrCutOff) {
-		return nil // a scrape that takes longer than this is repeated by whoever wants it
+		return nil // a scrape that takes longer than this is repeated by its client
 	}
 	return err
 }

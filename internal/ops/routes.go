@@ -13,7 +13,7 @@ import (
 // A route is a path of the ops API below /v1: who answers, and what /openapi.json says of it.
 type route struct {
 	method, path, summary string
-	// answer answers within requestTimeout, for whoever may ask; direct does all of it by itself.
+	// answer answers within requestTimeout, once the caller may ask; direct does all of it by itself.
 	answer func(context.Context, *http.Request) (any, error)
 	direct http.HandlerFunc
 	// query are the parameters that it takes; none means that each is refused.

@@ -127,7 +127,7 @@ func (s *Server) add(ctx context.Context, r *http.Request) (any, error) {
 
 const needsWhy = debt.Refused("why must be given: it is kept in walpost.audit")
 
-// serveV1 lets in whoever may, and turns errors into problems.
+// serveV1 lets in requests that may change or read, and turns errors into problems.
 func (s *Server) serveV1(w http.ResponseWriter, r *http.Request, answer func(context.Context, *http.Request) (any, error)) {
 	admit := s.refuseRead
 	if r.Method == http.MethodPost {

@@ -63,7 +63,7 @@ func TestEventFromMessage_keepsTheContentOfWhatIsNoEvent(t *testing.T) {
 	}
 }
 
-// FuzzEventFromMessage: whoever can connect can emit, so nothing may panic, and what comes out must be
+// FuzzEventFromMessage: every role that can connect can emit, so nothing may panic, and what comes out must be
 // storable as a dead letter.
 func FuzzEventFromMessage(f *testing.F) {
 	for _, seed := range []string{`{"id": "1", "type": "t", "payload": {}}`, `null`, "\x00", `{"id":"\u0000","key":"\ud800"}`} {

@@ -218,7 +218,7 @@ func (l *Layout) Large(values [][]byte, kept int) *event.Event {
 	return e
 }
 
-// texts are what an event has beside payload and headers.
+// texts are what an event has apart from payload and headers.
 type texts [10][]byte
 
 func (l *Layout) textsOf(values [][]byte) texts {

@@ -227,7 +227,7 @@ func TestEvent_keepsNothingOfTheBuffer(t *testing.T) {
 	}
 }
 
-func TestEvent_costsTwoAllocationsBesideItself(t *testing.T) {
+func TestEvent_takesThreeAllocations(t *testing.T) {
 	layout := layoutOf(t, outbox.Source{Name: "lessons"}, ourColumns...)
 	values := make([][]byte, len(ourColumns))
 	for i := range values {

@@ -21,7 +21,7 @@ type Stored struct {
 	// Marks tells that the table has a published column, so that the next two say something.
 	Marks     bool
 	Published bool
-	// PublishedAt is the text of the time beside it, "" where there is none.
+	// PublishedAt is the text of its time, "" where there is none.
 	PublishedAt string
 	// Attempts are the failed ones over all subscribers as they were written when it was published; 0
 	// where the table has no such column.

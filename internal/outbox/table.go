@@ -41,7 +41,7 @@ type Table struct {
 	encoding string        // of the database
 	boolean  bool          // Published is a boolean and not a time
 	notNull  bool          // Published cannot be NULL
-	at       string        // the time beside a boolean Published, "" if there is none
+	at       string        // the time that goes with a boolean Published, "" if there is none
 	attempts bool          // there is an integer column attempts
 	rowByRow bool          // see RowByRow
 	warnings []string

@@ -34,7 +34,7 @@ type Commit struct {
 
 // Relation describes a table before its first row, and again after it changed.
 //
-// It is never reused: a new description of the same id is a new Relation, so that whoever keeps one can
+// It is never reused: a new description of the same id is a new Relation, so that code that keeps one can
 // tell by comparing pointers whether what was derived from it still holds.
 type Relation struct {
 	ID              uint32

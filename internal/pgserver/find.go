@@ -39,7 +39,7 @@ func Find() (string, error) {
 		return bin, nil
 	}
 	if initdb, err := exec.LookPath("initdb"); err == nil {
-		// A link in PATH is followed: postgres looks for its libraries and share files beside itself.
+		// A link in PATH is followed: postgres looks for its libraries and share files next to itself.
 		if real, err := filepath.EvalSymlinks(initdb); err == nil && complete(filepath.Dir(real)) {
 			return filepath.Dir(real), nil
 		}

@@ -66,7 +66,7 @@ type Server struct {
 	port       int
 	password   string
 	log        *slog.Logger
-	credential *syscall.Credential // whom the server runs as, if not as us
+	credential *syscall.Credential // the user that the server runs as; nil is ours
 	supervisor *supervisor
 
 	mu      sync.Mutex

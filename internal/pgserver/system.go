@@ -13,7 +13,7 @@ import (
 	"syscall"
 )
 
-// stepDown returns whom to run the server as: Postgres refuses root. nil is ourselves.
+// stepDown returns the user to run the server as: Postgres refuses root. nil is our own.
 func stepDown() (*syscall.Credential, error) {
 	if os.Geteuid() != 0 {
 		return nil, nil

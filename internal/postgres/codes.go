@@ -21,7 +21,7 @@ func Code(err error) string {
 }
 
 // Unavailable reports whether err means that Postgres cannot serve at the moment and that the same call
-// may succeed later without anybody changing the request: no connection, a connection that broke, a
+// may succeed later without anyone changing the request: no connection, a connection that broke, a
 // server that starts, stops, has no free session or is a standby, or no answer before a deadline.
 // A cancelled context is the caller's own doing and no such error.
 func Unavailable(err error) bool {

@@ -1,6 +1,6 @@
 // Package postgres is how walpost talks to Postgres: it reads connection strings, opens pools, pins the
 // session settings that decide how a row looks as text, and tells by SQLSTATE what an error means.
-// It must never put a piece of a password into an error, and it knows no table of anybody.
+// It must never put a piece of a password into an error, and it knows no table of anyone.
 // Who migrates the tables is package migrations; who holds the replication connection is package wal.
 package postgres
 

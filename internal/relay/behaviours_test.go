@@ -46,7 +46,7 @@ func newChanging(name string, first handler) *changing {
 	return c
 }
 
-// Named hides what gives a lone fake another name: this one keeps its own, whoever is beside it.
+// Named hides what gives a lone fake another name: this one keeps its own, whatever other fakes there are.
 func (c *changing) Named() {}
 
 func (c *changing) behave(h handler) { c.handle.Store(&h) }

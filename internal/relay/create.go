@@ -90,7 +90,7 @@ func (m *slotMaker) begin(ctx context.Context, s *session) error {
 
 // ready makes rows a debt and records, in the same transaction, that the slot is ready. The transaction is part
 // of the leadership from its first statement on, so that the next leader waits for its end and does not begin the
-// same beside it.
+// same meanwhile.
 func (m *slotMaker) ready(ctx context.Context, s *session, plan slot.Plan, record func(pgx.Tx) (rows int64, err error)) (rows int64, err error) {
 	err = m.inTerm(ctx, func(tx pgx.Tx) error {
 		if rows, err = record(tx); err != nil {

@@ -20,7 +20,7 @@ func dead(db *testdb.DB) []string {
 	return db.Texts(`SELECT subscriber || '/' || event_id FROM walpost.owed WHERE state = 'dead' ORDER BY 1`)
 }
 
-// F-12: a row that can be no event is a dead letter of everybody who may want it, and a counter; the
+// F-12: a row that can be no event is a dead letter of everyone who may want it, and a counter; the
 // stream goes on.
 func TestRelay_makesDeadLettersOfRowsThatAreNoEvents(t *testing.T) {
 	t.Parallel()
@@ -245,7 +245,7 @@ func TestRelay_writesAttemptsWithTheMark(t *testing.T) {
 	}
 }
 
-// Retention deletes what everybody has, and never what is owed or waits.
+// Retention deletes what everyone has, and never what is owed or waits.
 func TestRelay_deletesOldRowsOnlyWhenNoOneNeedsThem(t *testing.T) {
 	t.Parallel()
 	db := testdb.New(t)

@@ -9,7 +9,7 @@ import (
 	"github.com/backendstart/walpost/internal/testdb"
 )
 
-// S-316: a role that may only connect writes large messages, in transactions and beside them, or with a large prefix: the
+// S-316: a role that may only connect writes large messages, inside and outside transactions, or with a large prefix: the
 // relay takes no memory for them, and events before, between and after them are delivered. Not in parallel: it measures what
 // the process allocates.
 func TestRelay_takesNoMemoryForMessagesOfStrangers(t *testing.T) {

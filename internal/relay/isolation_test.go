@@ -83,7 +83,7 @@ func TestRelay_deliversTheOtherKeysWhileOneFails(t *testing.T) {
 	}
 }
 
-// F-34: nearly everybody is dead.
+// F-34: nearly everyone is dead.
 func TestRelay_deliversToTheOneLivingAmongFiftyDead(t *testing.T) {
 	t.Parallel()
 	db := testdb.New(t)

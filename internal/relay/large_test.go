@@ -103,7 +103,7 @@ func TestRelay_passesAHugeTransactionThroughASmallWindow(t *testing.T) {
 	}
 }
 
-// Events of 1, 20 and 100 MB between small ones: what is too large is dead by reference, for everybody who
+// Events of 1, 20 and 100 MB between small ones: what is too large is dead by reference, for everyone who
 // wants it, and nothing of it is kept.
 func TestRelay_passesLargeEventsByReference(t *testing.T) {
 	t.Parallel()

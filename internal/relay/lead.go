@@ -137,7 +137,7 @@ func (l *leadership) keepLead(ctx context.Context, lanes []*lane.Lane, stop cont
 }
 
 // claim makes the session the only one that touches the slot, or returns wal.ErrSlotInUse. Its key is recorded in
-// place of that of the last session, once that one has ended: a lock alone could be anybody's. (docs/postgres.md §8)
+// place of that of the last session, once that one has ended: a lock alone could be anyone's. (docs/postgres.md §8)
 func (l *leadership) claim(ctx context.Context, s *session) error {
 	s.key = store.NewKey()
 	if err := s.conn.ShowLife(ctx, int64(s.key)); err != nil {
@@ -203,7 +203,7 @@ func (l *leadership) beginTerm(ctx context.Context, s *session) (err error) {
 }
 
 // evict ends the session that has the slot, if that is a relay which does not lead any more, or our own
-// last session, of which the server has not noticed yet that it is gone. Whoever else has the slot is left
+// last session, of which the server has not noticed yet that it is gone. Any other session that has the slot is left
 // alone.
 func (l *leadership) evict(ctx context.Context, pid int) error {
 	inUse := fmt.Errorf("%w: pid %d", wal.ErrSlotInUse, pid)

@@ -484,7 +484,7 @@ func TestRelay_believesNoPositionThatCannotBe(t *testing.T) {
 		"of another server":              `UPDATE walpost.subscribers SET system_id = '4711', secured_commit = secured_commit + 100000 WHERE name = 'a'`,
 		"finished beyond the end":        `UPDATE walpost.subscribers SET finished_commit = 'FFFF/0' WHERE name = 'a'`,
 		"finished and not secured":       `UPDATE walpost.subscribers SET finished_ordinal = secured_ordinal + 1, finished_commit = secured_commit, finished_epoch = secured_epoch WHERE name = 'a'`,
-		"of everybody beyond the end":    `UPDATE walpost.subscribers SET secured_commit = 'FFFF/0', finished_commit = 'FFFF/0'`,
+		"of everyone beyond the end":     `UPDATE walpost.subscribers SET secured_commit = 'FFFF/0', finished_commit = 'FFFF/0'`,
 		"of the slot beyond the end":     `UPDATE walpost.slots SET confirmed = 'FFFF/0'`,
 		"of slot and subscribers beyond": `WITH s AS (UPDATE walpost.slots SET confirmed = 'FFFF/0') UPDATE walpost.subscribers SET secured_commit = 'FFFF/0'`,
 		"epoch of the slot":              `UPDATE walpost.slots SET epoch = epoch - 1`,

@@ -80,7 +80,7 @@ func (l *tableLedger) write(ctx context.Context, finished []*ack.Entry, confirm 
 	return elsewhere, nil
 }
 
-// mark marks the rows of events that everybody has finished. A row that another session has locked is kept as one
+// mark marks the rows of events that everyone has finished. A row that another session has locked is kept as one
 // that is still to be marked; one that is not visible yet has to be waited for, because no one else knows of it.
 func (l *tableLedger) mark(ctx context.Context, tx pgx.Tx, table *outbox.Table, finished []*ack.Entry) (outbox.MarkResult, error) {
 	rows := make([]outbox.Marked, len(finished))

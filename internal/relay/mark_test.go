@@ -394,11 +394,11 @@ func TestMark_oneSlotMarksATable(t *testing.T) {
 	unmarking.Mark = false
 	two = oneSource(killable(t, db, second), &unmarking)
 	two.Slot += "_2"
-	beside := nextLife(t, two)
+	other := nextLife(t, two)
 	insert(db, "e", "a")
 	eventually(t, "both have it", func() bool { return len(first.Delivered()) == 1 && len(second.Delivered()) == 1 })
 	eventually(t, "the first has marked it", func() bool { return unmarked(db) == 0 })
-	beside.shutDown()
+	other.shutDown()
 	r.shutDown()
 	loseSlotAndCompare(t, db, one, map[*changing][]string{first: {"e"}})
 

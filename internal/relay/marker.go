@@ -47,8 +47,8 @@ type marker struct {
 	locker string // who has locked a row for long, in a sentence; guarded by mu
 }
 
-// markOnce looks at one batch of the rows that are still to be marked. Beside recorder.record it is the
-// only place from which rows are marked: it knows what the stream has brought and what is open.
+// markOnce looks at one batch of the rows that are still to be marked. recorder.record and markOnce are the
+// only places from which rows are marked: it knows what the stream has brought and what is open.
 func (m *marker) markOnce(ctx context.Context) {
 	if m.pass == nil {
 		m.begun, m.found = time.Now(), make(map[debt.LockedRow]bool)

@@ -103,7 +103,7 @@ type watched struct {
 	since     time.Time // it has stood still, without trouble of the database
 }
 
-// watchConfirm asks for whom the confirmed position stands still, where it does.
+// watchConfirm asks which subscriber holds the confirmed position, where it stands still.
 func (h *history) watchConfirm() {
 	s, p := h.server, h.process
 	s.mu.Lock()

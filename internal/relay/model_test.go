@@ -70,7 +70,7 @@ func newHistory(seed uint64, plant *plant, log *slog.Logger) *history {
 	return h
 }
 
-// untrue names those for whom a mark that is set at this moment is not true: an event that must come to them has not,
+// untrue names those subscribers for which a mark that is set at this moment is not true: an event that must come to them has not,
 // and is no dead letter that a person gave up. It is called while the debt is locked, and must not call it. (P12)
 func (h *history) untrue(id string) (broken []string) {
 	commits := h.server.commits // ids count up
@@ -240,7 +240,7 @@ func (h *history) loseSlot(lost repairKind) {
 	}
 }
 
-// recover lets everybody be well and present, for long enough to get everything.
+// recover lets everyone be well and present, for long enough to get everything.
 func (h *history) recover() {
 	h.endTrouble()
 	h.server.commit(h.Rand, 1+h.IntN(4), 8) // a row of a repair is marked when the stream is past its bound

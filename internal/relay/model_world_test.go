@@ -50,7 +50,7 @@ type modelServer struct {
 	deleted   map[string]bool // rows, by the ids of the history; owned by it
 	added     int64           // rows that people have added
 	crashIn   int             // so many moments before and after writes, until the process dies; 0 for never
-	log       *slog.Logger    // what happens in the world is logged beside what the relay logs, at Debug
+	log       *slog.Logger    // what happens in the world is logged with what the relay logs, at Debug
 }
 
 type modelTxn struct {
@@ -638,7 +638,7 @@ func (s *modelServer) startPositions(subs []*modelSubscriber, plant *plant) (hor
 	before := s.known
 	s.known = make(map[string]stored)
 	for name := range before {
-		s.known[name] = stored{secured: before[name].secured, goneAt: "then"} // whoever is no member has left for good
+		s.known[name] = stored{secured: before[name].secured, goneAt: "then"} // one that is no member has left for good
 	}
 	for _, m := range members {
 		s.log.Debug("world: begins", "subscriber", m.name, "after", m.after, "found", m.found, "left", m.left, "wants", m.wants.encode())

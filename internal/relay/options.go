@@ -51,7 +51,7 @@ type Options struct {
 // records them in another.
 const Sessions = 2
 
-// Values of Options.WALBudget beside a number of bytes.
+// Values of Options.WALBudget other than a number of bytes.
 const (
 	Unlimited = math.MaxInt64
 	Auto      = -1
@@ -61,7 +61,7 @@ const (
 type Subscription struct {
 	Subscriber subscriber.Subscriber
 	Lane       lane.Options
-	// Filter says, beside the subscriber's own Wants, which events go to it.
+	// Filter says, in addition to the subscriber's own Wants, which events go to it.
 	Filter event.Filter
 	// FromBeginning lets a subscriber that is new to the slot begin with all rows that the tables have.
 	FromBeginning bool

@@ -21,7 +21,7 @@ type membership struct {
 	rows *rowDebts
 }
 
-// readSubscribers reads what is recorded of all subscribers that the slot has ever had, and says of whom it does not
+// readSubscribers reads what is recorded of all subscribers that the slot has ever had, and says of which it does not
 // believe it.
 func (m *membership) readSubscribers(ctx context.Context, s *session) error {
 	known := make(map[string]stored)

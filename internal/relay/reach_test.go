@@ -26,7 +26,7 @@ func pooled(t *testing.T, db *testdb.DB, o relay.Options) (relay.Options, *line)
 	return o, l
 }
 
-// S-64: the pooler is dead, the lease and the stream live: nothing can be recorded or confirmed. Beside a relay that
+// S-64: the pooler is dead, the lease and the stream live: nothing can be recorded or confirmed. If another relay
 // can work, that one leads.
 func TestRelay_givesTheLeadToOneThatCanWork(t *testing.T) {
 	t.Parallel()

@@ -323,7 +323,7 @@ func TestRelay_repairsASlotThatIsInvalidatedWhileItStreams(t *testing.T) {
 	insert(db, "open", "open")
 	sub.await(t, "open")
 	insertAll(db, "open", numbered("behind", 3))
-	insertAll(db, "a", numbered("beside", 3))
+	insertAll(db, "a", numbered("apart", 3))
 	sub.AwaitDelivered(t, 3)
 	invalidate(db)
 	eventually(t, "the relay notices", func() bool { return r.Health().State == relay.Repairing })
@@ -332,7 +332,7 @@ func TestRelay_repairsASlotThatIsInvalidatedWhileItStreams(t *testing.T) {
 	sub.AwaitDelivered(t, 10)
 	eventually(t, "all marks", func() bool { return unmarked(db) == 0 })
 	wantRepairs(t, db, o, "again")
-	once(t, sub, slices.Concat([]string{"open"}, numbered("behind", 3), numbered("beside", 3), numbered("meanwhile", 3)))
+	once(t, sub, slices.Concat([]string{"open"}, numbered("behind", 3), numbered("apart", 3), numbered("meanwhile", 3)))
 }
 
 // F-35: the server has given the slot up while no relay ran: it was too far behind or, from 18 on, idle for too

@@ -32,8 +32,8 @@ const (
 )
 
 // replayer sends what people have asked for again: of each subscriber one replay at a time, in the order in
-// which they were asked for. It reads the rows page by page and hands them to the subscriber's lane, beside
-// what is live.
+// which they were asked for. It reads the rows page by page and hands them to the subscriber's lane, along
+// with live events.
 //
 // Of a key nothing is sent again before its live events up to there are through: a page with rows that are
 // not marked is not handed over before its subscriber has finished, or is owed, everything that committed

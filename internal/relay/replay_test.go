@@ -272,7 +272,7 @@ func TestReplay_aPausedSubscriberMakesItWait(t *testing.T) {
 	r.shutDown()
 }
 
-// Two replays of one subscriber take turns, one of another runs beside them, and a cancelled one stops.
+// Two replays of one subscriber take turns, one of another runs at the same time, and a cancelled one stops.
 func TestReplay_oneAtATimeForEachSubscriber(t *testing.T) {
 	t.Parallel()
 	db := testdb.New(t)

@@ -12,7 +12,7 @@ import (
 const maxTypes = 100
 
 // routing remembers what the subscribers' filters have to do with the types that came since the process started: a
-// pattern with a slip of the pen, and a type that was forgotten, keep events from everybody without a failure.
+// pattern with a slip of the pen, and a type that was forgotten, keep events from everyone without a failure.
 type routing struct {
 	log *slog.Logger
 

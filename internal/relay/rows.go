@@ -15,7 +15,7 @@ import (
 	"github.com/backendstart/walpost/internal/store"
 )
 
-// recording says which rows of the tables become a debt of whom.
+// recording says which rows of the tables become a debt of which subscribers.
 type recording struct {
 	// snapshot is the one that was exported with a new slot; "" is one of this moment.
 	snapshot string
@@ -234,7 +234,7 @@ func (w *waitingRows) flush(ctx context.Context) error {
 			case ev.Invalid == "" || ev.Payload != nil:
 				to.owed = append(to.owed, lane.Owed{Event: ev, InTableOrder: true})
 			default:
-				// There is no body that could wait: whoever tries to read the row meets the same.
+				// There is no body that could wait: each attempt to read the row meets the same.
 				now := time.Now()
 				letter := lane.Owed{Event: ev, InTableOrder: true, Err: ev.Invalid, FirstFailure: now, LastFailure: now}
 				if err := w.debt.RecordDead(ctx, w.tx, to.name, letter); err != nil {

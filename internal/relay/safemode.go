@@ -23,7 +23,7 @@ const (
 type safeMode struct{ *base }
 
 // forgetStarts takes the count of unclean ends back when the process has lived long enough. Neither a confirm nor an
-// event that was delivered does: the event that ends the process may be in a debt or a replay, beside a stream that
+// event that was delivered does: the event that ends the process may be in a debt or a replay, while the stream
 // is well.
 func (m *safeMode) forgetStarts(ctx context.Context) {
 	pause(ctx, m.settledAfter())

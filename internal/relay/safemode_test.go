@@ -212,7 +212,7 @@ func TestRelay_leavesTheCountOfStartsToItsSuccessor(t *testing.T) { // S-260
 	}
 }
 
-// S-59: the event that ends the process is owed, above the budget, or in a replay, and beside it others are delivered
+// S-59: the event that ends the process is owed, above the budget, or in a replay, and meanwhile others are delivered
 // and confirmed in each life. It is found all the same.
 func TestRelay_findsTheEventThatKillsItsProcessOutsideOfTheStream(t *testing.T) {
 	t.Parallel()

@@ -148,8 +148,8 @@ func TestRelay_leavesSlotsOfOthersAlone(t *testing.T) {
 	}
 }
 
-// F-63: what stands beside our slot is none of our business.
-func TestRelay_startsBesideSlotsOfEveryKind(t *testing.T) {
+// F-63: other slots of the server are none of our business.
+func TestRelay_startsNextToSlotsOfEveryKind(t *testing.T) {
 	t.Parallel()
 	db := testdb.New(t)
 	db.Exec(`SELECT pg_create_physical_replication_slot($1)`, db.Name+"_physical")

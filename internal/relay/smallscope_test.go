@@ -41,7 +41,7 @@ import (
 // It is a search of orders and has no data race to find: the race detector would make it ten times as long, and gives
 // up itself over so many short lives ("ThreadSanitizer: CHECK failed"). "make test" runs it apart.
 
-// scope says what may happen in the worlds of one search, besides what always may.
+// scope says what may happen in the worlds of one search, apart from what always may.
 type scope struct {
 	name     string
 	budget   int64

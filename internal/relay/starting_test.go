@@ -11,7 +11,7 @@ import (
 	"github.com/backendstart/walpost/internal/testdb"
 )
 
-// S-318: while the slot is being made the relay is starting, not ready, and says for whom it waits.
+// S-318: while the slot is being made the relay is starting, not ready, and says what it waits for.
 func TestRelay_isStartingWhileItsSlotIsMade(t *testing.T) {
 	t.Parallel()
 	db := testdb.New(t)
@@ -25,7 +25,7 @@ func TestRelay_isStartingWhileItsSlotIsMade(t *testing.T) {
 	}
 	r := start(t, withLease(t, options(t, db, keeping(nil)), db.DSN))
 	waits := fmt.Sprintf("pid %d", writer.PgConn().PID())
-	eventually(t, "it says for whom it waits", func() bool {
+	eventually(t, "it says what it waits for", func() bool {
 		h := r.Health()
 		if h.State != relay.Starting || h.Ready || strings.Contains(fmt.Sprint(h.Problems), "does not lead") {
 			t.Fatalf("while the slot is made its health is %+v", h)

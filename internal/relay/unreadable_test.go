@@ -31,7 +31,7 @@ func wantUnreadable(t *testing.T, db *testdb.DB, subscriber, id string) {
 
 // S-132: every reader of a table gets the other rows, and a dead letter that points to the one that the server
 // cannot send: a debt by reference, a new subscriber that begins at the beginning, a replay.
-func TestRelay_makesADeadLetterOfARowThatCannotBeReadWhoeverReadsIt(t *testing.T) {
+func TestRelay_makesADeadLetterOfARowThatNoOneCanRead(t *testing.T) {
 	t.Parallel()
 	db := testdb.NewEncoded(t, "SQL_ASCII")
 	old := subscribertest.Handling("old", away)

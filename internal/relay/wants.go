@@ -15,7 +15,7 @@ import (
 // has left, and wants nothing that commits after the other parts.
 //
 // It is recorded with the subscriber's position, so that a process that was killed leaves behind what it would have
-// delivered to whom, whatever the configuration of the next one says.
+// delivered to which subscribers, whatever the configuration of the next one says.
 type wants []part
 
 // part is a stretch of the WAL: events that any of the filters takes are wanted.

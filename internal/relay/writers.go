@@ -21,7 +21,7 @@ func (b *base) awaitWritersOf(ctx context.Context, what string, tables []*outbox
 	return b.awaitWriters(ctx, what, writers)
 }
 
-// awaitWriters waits until none of the transactions runs any more, and says meanwhile in the log and in /ready for whom.
+// awaitWriters waits until none of the transactions runs any more, and meanwhile names it in the log and in /ready.
 func (b *base) awaitWriters(ctx context.Context, what string, writers []slot.Writer) error {
 	defer b.condition.setAwaited("")
 	said := time.Time{}

@@ -43,7 +43,7 @@ type Page struct {
 	End event.LSN
 }
 
-// Bounds of a page: what a replay has in memory, beside one event that may be larger.
+// Bounds of a page: what a replay has in memory, in addition to one event that may be larger.
 const (
 	pageRows  = 1000
 	pageBytes = 4 << 20

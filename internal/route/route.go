@@ -36,7 +36,7 @@ type part struct {
 	of   func(*event.Event) string
 }
 
-// fields are the parts of an event that a template can name, beside its headers.
+// fields are the parts of an event that a template can name, apart from its headers.
 var fields = map[string]func(*event.Event) string{
 	"topic":          func(e *event.Event) string { return e.Topic },
 	"type":           func(e *event.Event) string { return e.Type },

@@ -8,7 +8,7 @@ import (
 )
 
 // CheckOwner returns an error if another user than this process's and root could have written the file, or put it where
-// it is: one that anybody can leave in a folder like /tmp must not decide where a command sends a password. It looks at
+// it is: one that anyone can leave in a folder like /tmp must not decide where a command sends a password. It looks at
 // the file, the folder it is in, and the same of where a symbolic link leads.
 func CheckOwner(path string) error {
 	absolute, err := filepath.Abs(path)

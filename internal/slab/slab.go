@@ -1,5 +1,5 @@
 // Package slab makes small things in groups, so that an event on the fast path costs a fraction of an
-// allocation. It is for whoever makes many of a kind and lets go of them in nearly the same order (packages
+// allocation. It is for code that makes many of a kind and lets go of them in nearly the same order (packages
 // outbox, ack, lane). Nothing is ever used twice: the garbage collector frees a group when no one holds any
 // of it.
 package slab

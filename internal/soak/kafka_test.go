@@ -22,7 +22,7 @@ import (
 )
 
 // S-370. Payments go through the table of another service into three real brokers, which are restarted in turn, and whose
-// partitions change their leaders, while relays are killed and one is frozen beside a standby that takes over: nothing is
+// partitions change their leaders, while relays are killed and one is frozen next to a standby that takes over: nothing is
 // missing, nothing is a dead letter, and of each key the first occurrences come in the order of the commits. With
 // exactly_once each id is there once. A short run has one broker.
 func TestSoak_paymentsReachKafkaThroughRestartsKillsAndAFreeze(t *testing.T) {

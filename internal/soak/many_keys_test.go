@@ -42,7 +42,7 @@ func awaitLedger(t *testing.T, db *testdb.DB, name string) {
 	})
 }
 
-// startSteady starts a relay of ledgers beside a steady load, and returns it when the first event has passed.
+// startSteady starts a relay of ledgers under a steady load, and returns it when the first event has passed.
 func startSteady(t *testing.T, db *testdb.DB, o relayOptions, n *int, first string) (relay *testprogram.Process, ops string, stop func()) {
 	t.Helper()
 	before := ledgered(db, first)

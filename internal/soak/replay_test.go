@@ -14,7 +14,7 @@ import (
 )
 
 // Printed side by side, not asserted: what live events of the subscriber and of another one wait, without
-// and with a replay of 50,000 events beside them. That each came again once and in order is asserted.
+// and with a replay of 50,000 events at the same time. That each came again once and in order is asserted.
 func TestSoak_aReplayIsNotFeltByWhatIsLive(t *testing.T) {
 	n := scaled(t, 50_000)
 	without := underReplay(t, n, false)
@@ -55,7 +55,7 @@ func underReplay(t *testing.T, n int, replay bool) map[string]latency {
 		testprogram.Within(t, time.Duration(seconds+120)*time.Second, "the replay to be done", func() bool {
 			return db.Int(`SELECT count(*) FROM walpost.replays WHERE state = 'done'`) == 1
 		})
-		t.Logf("%d events replayed in %s beside 500 live ones a second: %s", n,
+		t.Logf("%d events replayed in %s with 500 live ones a second: %s", n,
 			db.Text(`SELECT (ended_at - started_at)::text FROM walpost.replays`), command.Await(`(Replay \d+ to \S+ is done: .*)`))
 	}
 	live.Wait()

@@ -68,7 +68,7 @@ func rounds(t *testing.T, full int) int {
 // scaled is the full number, or for WALPOST_ROUNDS=n so many hundredths of it.
 func scaled(t *testing.T, full int) int { return full / 100 * rounds(t, 100) }
 
-// relayOptions are what the file of a relay with ledgers says beside its defaults.
+// relayOptions are what the file of a relay with ledgers says in addition to its defaults.
 type relayOptions struct {
 	top         string // keys of the file, a line each
 	subscribers []string

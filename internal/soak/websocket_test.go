@@ -250,7 +250,7 @@ func TestSoak_clientsFollowGamesThroughCutsKillsAndHandovers(t *testing.T) {
 		g.move()
 		testprogram.Pause(t, 100*time.Millisecond)
 	}
-	awaitGood("beside frozen ones")
+	awaitGood("next to frozen ones")
 	standby := g.start(1)
 	standby.Await(`stand`)
 	for round := range handovers {
@@ -287,7 +287,7 @@ func TestSoak_clientsFollowGamesThroughCutsKillsAndHandovers(t *testing.T) {
 	for _, p := range players {
 		connects += p.connects
 	}
-	t.Logf("%d clients on %d games got %d revisions each over %d connections and %d changes of the lead; beside frozen clients, from commit to client: %s",
+	t.Logf("%d clients on %d games got %d revisions each over %d connections and %d changes of the lead; next to frozen clients, from commit to client: %s",
 		clients, g.n, moves, connects, handovers, calm.String())
 }
 

@@ -16,7 +16,7 @@ var ErrOvertaken = errors.New("another relay was faster")
 // restored from a backup; and it stays below 2^53, so that a double holds it.
 const nextTerm = `greatest(l.term + 1, (extract(epoch FROM pg_catalog.clock_timestamp()) * 1000)::bigint)`
 
-// remember keeps the keys that a leadership had before, so that whoever takes one that was freed can be named.
+// remember keeps the keys that a leadership had before, so that a session that takes one that was freed can be named.
 const remember = `(pg_catalog.array_remove(ARRAY[l.key, l.reader_key], NULL) || l.former_keys)[1:8]`
 
 // Leader is who leads a slot, or led it last, and whether its session lives.

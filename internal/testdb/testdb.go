@@ -40,7 +40,7 @@ type DB struct {
 }
 
 // New returns an empty database with both sets of migrations. When the test ends it is dropped, with
-// its replication slots and whoever is still connected.
+// its replication slots and the sessions that are still connected.
 func New(t testing.TB) *DB {
 	t.Helper()
 	adminDSN, err := sharedServer()

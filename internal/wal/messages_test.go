@@ -85,7 +85,7 @@ func appendLogical(to []byte, transactional bool, prefix string, content []byte)
 }
 
 // S-316: a message of no source is taken without its content, whatever its size, its prefix and the pieces in which it comes;
-// one of a source is whole, and nothing beside them is lost.
+// one of a source is whole, and nothing between them is lost.
 func TestMessageReader_holdsNoContentOfAForeignMessage(t *testing.T) {
 	const large = 5 * maxBuffer
 	content := bytes.Repeat([]byte("x"), large)
@@ -102,7 +102,7 @@ func TestMessageReader_holdsNoContentOfAForeignMessage(t *testing.T) {
 			{true, "ordersx", content}, {true, "", content}, {true, endless, nil}, {false, endless, []byte("y")}, {true, "other", []byte("small")}, {true, "orders", content},
 		} {
 			sent = appendLogical(sent, m.transactional, m.prefix, m.content)
-			sent = appendMessage(sent, 'd', []byte("beside"))
+			sent = appendMessage(sent, 'd', []byte("between"))
 		}
 		m := &messageReader{source: &pieces{sent, []int{1 + 13*int(seed), 70_000, 1 << 22}[seed%3], random}, prefixes: []string{"payments", "orders"}}
 		if seed%3 == 0 { // bytes one by one would take minutes
@@ -136,7 +136,7 @@ func TestMessageReader_holdsNoContentOfAForeignMessage(t *testing.T) {
 		}
 		cut := strings.Repeat("p", shownPrefix)
 		want := []string{"1 orders 5", "0 orders 0", "1 other 0", "1 order 0", "1 ordersx 0", "1  0", "1 " + cut + " 0", "0 " + cut + " 0", "1 other 5", fmt.Sprintf("1 orders %d", large)}
-		if strings.Join(got, ", ") != strings.Join(want, ", beside, ")+", beside" {
+		if strings.Join(got, ", ") != strings.Join(want, ", between, ")+", between" {
 			t.Fatalf("seed %d: got %q", seed, got)
 		}
 		if most > maxBuffer {

@@ -11,7 +11,7 @@ const (
 	busyEvery = 100 * time.Microsecond
 	busySpan  = 10 * time.Millisecond
 	// behind is how old a transaction is, by the server's clock, when its rows are sent, for the stream to
-	// be behind: then a millisecond more does not matter to anybody.
+	// be behind: then a millisecond more does not matter to anyone.
 	behind = 20 * time.Millisecond
 )
 

@@ -19,7 +19,7 @@ type entry struct {
 var packed = time.Date(1980, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // pack writes entries into a compressed archive, below a folder of the name root, with nothing in it that depends on when,
-// where and by whom it is made.
+// where and by which user it is made.
 func pack(archive, root string, entries []entry) error {
 	file, err := os.Create(archive)
 	if err != nil {

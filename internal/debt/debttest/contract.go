@@ -61,7 +61,7 @@ func Run(t *testing.T, open func(t *testing.T, events []*event.Event) Debt) {
 		"Blocked gives the keys of dead letters, each once":      blockedGivesKeys,
 		"Changes tells the oldest":                               changesTellTheOldest,
 		"Unwanted pauses":                                        unwantedPauses,
-		"MarkRows marks when nothing is owed to anybody":         marksWhenNothingIsOwed,
+		"MarkRows marks when nothing is owed to anyone":          marksWhenNothingIsOwed,
 		"MarkRows waits for the bound":                           marksBehindTheBound,
 		"MarkRows waits for what is open":                        marksWhatIsNotOpen,
 		"MarkRows adds the attempts of all":                      marksWithAttempts,

@@ -566,7 +566,7 @@ func (m *Memory) ofLocked(subscriber string) *account {
 	return a
 }
 
-// owesLocked tells whether anything of an event is owed to anybody.
+// owesLocked tells whether anything of an event is owed to anyone.
 func (m *Memory) owesLocked(id event.Identity) bool {
 	for _, a := range m.subscribers {
 		if r := a.rows[id]; r != nil && r.state != lane.StatePaid {

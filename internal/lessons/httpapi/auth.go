@@ -15,13 +15,13 @@ import (
 // for concurrent use.
 type Auth func(r *http.Request) (userID int64, err error)
 
-// Forbidden is an error of a request that must not be answered, whoever sends it.
+// Forbidden is an error of a request that must not be answered, whatever user it names.
 type Forbidden string
 
 func (f Forbidden) Error() string { return string(f) }
 
-// NewDevAuth returns an Auth that believes the header X-User-ID. Anybody who reaches the listener can
-// be anybody, so it refuses a listen address beyond loopback. A page of another site that a browser on
+// NewDevAuth returns an Auth that believes the header X-User-ID. Anyone who reaches the listener can
+// be anyone, so it refuses a listen address beyond loopback. A page of another site that a browser on
 // this machine shows reaches loopback too, also under a name of its own that leads there: a request
 // with another Host, with the Origin of another site or through a proxy is Forbidden.
 func NewDevAuth(listen string) (Auth, error) {

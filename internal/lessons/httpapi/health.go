@@ -22,7 +22,7 @@ func status(word string) *statusOutput {
 
 func (a *api) live(context.Context, *struct{}) (*statusOutput, error) { return status("ok"), nil }
 
-// ready says no more than yes or no: it is open to everybody, and the reason is in the log.
+// ready says no more than yes or no: it is open to everyone, and the reason is in the log.
 func (a *api) ready(ctx context.Context, _ *struct{}) (*statusOutput, error) {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()

@@ -93,7 +93,7 @@ func TestJWTAuth_takesOnlyTokensThatAreMeantForIt(t *testing.T) {
 		"of another issuer":            {rs(with(jwt.MapClaims{"iss": "https://id.example/other"})), 0},
 		"of no issuer":                 {rs(with(jwt.MapClaims{"iss": nil})), 0},
 		"with Sub":                     {rs(with(jwt.MapClaims{"sub": nil, "Sub": "42"})), 0},
-		"with SUB beside sub":          {rs(with(jwt.MapClaims{"SUB": "43"})), 42},
+		"with SUB and sub":             {rs(with(jwt.MapClaims{"SUB": "43"})), 42},
 		"with EXP":                     {rs(with(jwt.MapClaims{"exp": nil, "EXP": exp})), 0},
 		"with AUD":                     {rs(with(jwt.MapClaims{"aud": "other", "AUD": "walpost"})), 0},
 		"with ISS":                     {rs(with(jwt.MapClaims{"iss": "other", "ISS": "https://id.example"})), 0},
@@ -176,7 +176,7 @@ func TestKeys_verifyOnlyWhatTheyAreFor(t *testing.T) {
 		{"P-256", ec, jwt.SigningMethodES256, p256, true},
 		{"Ed25519", ed, jwt.SigningMethodEdDSA, private, true},
 		{"a secret in the set", `{"keys": [` + oct + `]}`, jwt.SigningMethodHS256, secret, false},
-		{"a secret beside a key", `{"keys": [` + oct + `,` + strings.TrimPrefix(strings.TrimSuffix(ed, `]}`), `{"keys": [`) + `]}`, jwt.SigningMethodHS256, secret, false},
+		{"a secret and a key", `{"keys": [` + oct + `,` + strings.TrimPrefix(strings.TrimSuffix(ed, `]}`), `{"keys": [`) + `]}`, jwt.SigningMethodHS256, secret, false},
 	} {
 		p := newProvider(t, test.set)
 		auth, err := NewJWTAuth(t.Context(), withJWKS(p.URL))

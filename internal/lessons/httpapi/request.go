@@ -117,7 +117,7 @@ func (c *call) read(header http.Header) *huma.ErrorDetail {
 	return wrong
 }
 
-// authenticate stops everybody whom Auth does not know.
+// authenticate refuses requests whose user Auth does not know.
 func (a *api) authenticate(ctx huma.Context, next func(huma.Context)) {
 	r, w := humago.Unwrap(ctx)
 	c := callOf(r.Context())

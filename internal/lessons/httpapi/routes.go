@@ -6,7 +6,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 )
 
-// routes is one line per route: those that are open to everybody, and those of a known user.
+// routes is one line per route: those that are open to everyone, and those of a known user.
 func (a *api) routes(open, users huma.API) {
 	huma.Register(users, route("complete-lesson", http.MethodPut, "/api/progress/lessons/{id}/complete", "Complete a lesson"), a.completeLesson)
 	huma.Register(users, route("list-lessons", http.MethodGet, "/api/progress", "Completed lessons, newest first"), list(a, a.Service.Lessons))

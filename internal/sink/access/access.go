@@ -16,7 +16,7 @@ import (
 	"github.com/backendstart/walpost/internal/safefile"
 )
 
-// TLS turns encryption on, with what it needs beside the authorities of the system.
+// TLS turns encryption on, with what it needs apart from the authorities of the system.
 type TLS struct {
 	// CA is a file with the certificates of authorities, in the place of those of the system.
 	CA string `yaml:"ca,omitempty"`

@@ -2,7 +2,7 @@ package file
 
 import "github.com/backendstart/walpost/internal/config"
 
-// Config is what walpost.yaml says of a file beside what every subscriber has.
+// Config is what walpost.yaml says of a file apart from what every subscriber has.
 type Config struct {
 	// Path is where it appends.
 	Path string `yaml:"path,omitempty"`

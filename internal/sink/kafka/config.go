@@ -29,7 +29,7 @@ const (
 	Debezium = "debezium"
 )
 
-// Config is what walpost.yaml says of Kafka beside what every subscriber has.
+// Config is what walpost.yaml says of Kafka apart from what every subscriber has.
 type Config struct {
 	// Brokers are some of the cluster, host:port; the others are found.
 	Brokers []string `yaml:"brokers,omitempty"`

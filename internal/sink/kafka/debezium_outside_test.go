@@ -208,12 +208,12 @@ func TestOutside_KafkaRecordsAreThoseOfDebezium(t *testing.T) {
 	}
 }
 
-// takesOver goes the two ways of docs/from-debezium.md at once while rows are written: the relay that runs beside Debezium goes
+// takesOver goes the two ways of docs/from-debezium.md at once while rows are written: the relay that runs next to Debezium goes
 // on when Debezium stops; another one takes Debezium's own slot, from where Debezium has confirmed.
 func takesOver(t *testing.T, db *testdb.DB, b *kafkatest.Broker, engine *debeziumtest.Engine, slot string) {
-	const beside, router = "string.event.of-text", "string"
+	const shadow, router = "string.event.of-text", "string"
 	seen := map[string]bool{} // before
-	for _, r := range b.Records(t, beside) {
+	for _, r := range b.Records(t, shadow) {
 		seen[string(headerOf(fromKafka(r), "id"))] = true
 	}
 	var written []string
@@ -284,8 +284,8 @@ func takesOver(t *testing.T, db *testdb.DB, b *kafkatest.Broker, engine *debeziu
 		t.Errorf("%d of %d came twice after a clean stop", twice, len(written))
 	}
 	relay.Stop()
-	testprogram.Within(t, time.Minute, "the relay that ran beside Debezium to have sent all", func() bool {
-		return len(b.Records(t, beside)) == len(seen)+len(written)
+	testprogram.Within(t, time.Minute, "the relay that ran next to Debezium to have sent all", func() bool {
+		return len(b.Records(t, shadow)) == len(seen)+len(written)
 	})
 }
 

@@ -109,11 +109,11 @@ func TestKafka_sendsNothingAgainThatIsCommitted(t *testing.T) {
 func TestKafka_findsOutWhetherACommitWithoutAnAnswerCounts(t *testing.T) {
 	cluster, k := transactional(t)
 	mustSend(t, k, numbered(1)...)
-	beside, err := kgo.NewClient(kgo.SeedBrokers(cluster.ListenAddrs()...))
+	another, err := kgo.NewClient(kgo.SeedBrokers(cluster.ListenAddrs()...))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer beside.Close()
+	defer another.Close()
 	var first atomic.Bool
 	cluster.ControlKey(int16(kmsg.EndTxn), func(request kmsg.Request) (kmsg.Response, error, bool) {
 		if cluster.KeepControl(); first.Swap(true) {
@@ -122,7 +122,7 @@ func TestKafka_findsOutWhetherACommitWithoutAnAnswerCounts(t *testing.T) {
 		end := *request.(*kmsg.EndTxnRequest)
 		answered := make(chan error, 1)
 		cluster.SleepControl(func() {
-			_, err := end.RequestWith(t.Context(), beside)
+			_, err := end.RequestWith(t.Context(), another)
 			answered <- err
 		})
 		answer := end.ResponseKind().(*kmsg.EndTxnResponse)

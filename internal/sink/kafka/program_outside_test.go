@@ -104,7 +104,7 @@ subscribers:
 
 // A broker that hangs delays no other subscriber, and a stop does not wait for it: what is open is recorded as owed, and the
 // next relay brings it.
-func stopsBesideAHangingBroker(t *testing.T, b *kafkatest.Broker) {
+func stopsWhileTheBrokerHangs(t *testing.T, b *kafkatest.Broker) {
 	db := testdb.New(t)
 	db.Exec(`CREATE TABLE shop (id bigserial PRIMARY KEY, type text, key text, payload jsonb, created_at timestamptz DEFAULT now(), published_at timestamptz)`)
 	o := newTopic(t, b, nil)

@@ -25,7 +25,7 @@ func (k *Kafka) Recorded(secured, finished event.Position) {
 }
 
 // begin takes the transactional id over, and finds what was committed under it and may come again. From then on nothing more
-// is committed by another. Whoever holds the turn calls it.
+// is committed by another. The caller holds the turn.
 func (s *session) begin(ctx context.Context) error {
 	if s.begun {
 		return nil

@@ -54,7 +54,7 @@ func testBroker(t *testing.T, b *kafkatest.Broker) {
 	t.Run("waits for the right to write", func(t *testing.T) { waitsForRights(t, b) })
 	t.Run("writes records as the docs say", func(t *testing.T) { writesRecords(t, b) })
 	t.Run("waits in the program and says for what", func(t *testing.T) { waitsInTheProgram(t, b) })
-	t.Run("stops in time while the broker hangs", func(t *testing.T) { stopsBesideAHangingBroker(t, b) })
+	t.Run("stops in time while the broker hangs", func(t *testing.T) { stopsWhileTheBrokerHangs(t, b) })
 	t.Run("tells what a broker would not take", func(t *testing.T) { probes(t, b) })
 }
 

@@ -29,7 +29,7 @@ const (
 	CloudEventsStructured = "cloudevents-structured"
 )
 
-// Config is what walpost.yaml says of NATS beside what every subscriber has.
+// Config is what walpost.yaml says of NATS apart from what every subscriber has.
 type Config struct {
 	// Servers are some of the cluster, host:port or nats://host:port or tls://host:port; the others are found.
 	Servers []string `yaml:"servers,omitempty"`

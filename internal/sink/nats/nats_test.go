@@ -580,7 +580,7 @@ func TestNATS_keepsNothingForAConnectionThatIsCut(t *testing.T) {
 }
 
 // S-406: a server that hangs has taken a message into its socket. Abort ends in time, and what is sent then stands in front.
-func TestNATS_abortsBesideAServerThatHangs(t *testing.T) {
+func TestNATS_abortsWhileTheServerHangs(t *testing.T) {
 	s := natstest.Start(t)
 	for _, atomically := range []bool{false, true} {
 		o := newStream(t, s, atomically, nil)

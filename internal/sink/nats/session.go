@@ -325,7 +325,7 @@ func (s *session) notConnected() error {
 
 var publishTo = regexp.MustCompile(`(?i)publish to "(\S+)"`)
 
-// refused takes what the server says beside the answers: that a right is missing.
+// refused takes what the server says outside of its answers: that a right is missing.
 func (s *session) refused(err error) {
 	if !errors.Is(err, client.ErrPermissionViolation) {
 		return

@@ -96,7 +96,7 @@ func guard(allowPrivate bool) func(network, address string, _ syscall.RawConn) e
 	}
 }
 
-// checkHost looks at a host as it is written, without asking anybody: an address, or a name that always
+// checkHost looks at a host as it is written, without asking anyone: an address, or a name that always
 // means this machine.
 func checkHost(host string, allowPrivate bool) error {
 	if addr, err := netip.ParseAddr(host); err == nil {

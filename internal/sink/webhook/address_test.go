@@ -17,7 +17,7 @@ import (
 	"github.com/backendstart/walpost/internal/subscriber"
 )
 
-// F-59: what a URL may name without asking anybody.
+// F-59: what a URL may name without asking anyone.
 func TestAddress_isJudgedByWhereItLeads(t *testing.T) {
 	const (
 		public = iota

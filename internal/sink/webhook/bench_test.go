@@ -61,7 +61,7 @@ func BenchmarkWebhook(b *testing.B) {
 	each(b, func() error { return sub.Handle(b.Context(), d) })
 }
 
-// The loop that anybody would write, without signature and headers.
+// The loop that anyone would write, without signature and headers.
 func BenchmarkBareClient(b *testing.B) {
 	url := benchReceiver(b).URL
 	client := &http.Client{Transport: &http.Transport{MaxConnsPerHost: benchConcurrency, MaxIdleConnsPerHost: benchConcurrency}}

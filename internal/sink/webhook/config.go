@@ -8,7 +8,7 @@ import (
 	"github.com/backendstart/walpost/internal/mask"
 )
 
-// Config is what walpost.yaml says of a webhook beside what every subscriber has.
+// Config is what walpost.yaml says of a webhook apart from what every subscriber has.
 type Config struct {
 	URL string `yaml:"url,omitempty"`
 	// Secret holds several while a key is being rotated; all of them sign.

@@ -63,7 +63,7 @@ func (w *Webhook) sign(h *headers, id string, at time.Time, body []byte) {
 	if len(keys) == 0 {
 		return
 	}
-	var text [4 * signatureSize]byte // more keys than anybody rotates at a time go to the heap
+	var text [4 * signatureSize]byte // more keys than anyone rotates at a time go to the heap
 	h.setText("Webhook-Signature", keys.appendSignatures(text[:0], body, id, ".", seconds, "."))
 	if w.signHeaders {
 		h.setText(headerSignature, keys.appendSignatures(text[:0], nil, signedHeaders(h.Header, id, seconds, body)))

@@ -58,7 +58,7 @@ type Options struct {
 	// of a single event.
 	Batch int
 	// Concurrency is how many calls come at the same time. Twice as many connections are used and kept at
-	// most: a replay runs beside the live stream.
+	// most: a replay runs along with the live stream.
 	Concurrency int
 	// Timeout is the deadline that calls come with. Half of it may pass until a connection stands, and
 	// half until TLS does, so that a failure says which of them it was.

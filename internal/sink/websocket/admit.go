@@ -271,6 +271,6 @@ func (h *Hub) askURL(ctx context.Context, aggregate, token string) (status int, 
 		}
 		return 0, err
 	}
-	_ = answer.Body.Close() // what it says beside the status counts for nothing
+	_ = answer.Body.Close() // only the status counts
 	return answer.StatusCode, nil
 }

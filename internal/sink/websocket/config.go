@@ -25,7 +25,7 @@ const (
 	Increasing = "increasing"
 )
 
-// Config is what walpost.yaml says of a hub beside what every subscriber has.
+// Config is what walpost.yaml says of a hub apart from what every subscriber has.
 type Config struct {
 	// Listen is where clients connect to, host:port.
 	Listen string `yaml:"listen,omitempty"`
@@ -74,7 +74,7 @@ func NewConfig() *Config {
 	}
 }
 
-// perClient is what a connected client costs beside its queue, measured (docs/performance.md), with a margin.
+// perClient is what a connected client costs apart from its queue, measured (docs/performance.md), with a margin.
 const perClient = 64 << 10
 
 // Memory is what the clients may take that are not slow.

@@ -11,7 +11,7 @@ import (
 
 // HoldTerm queues what makes a transaction part of the leadership under which its deliveries were given out,
 // or fails it with subscriber.ErrOldTerm. The next leader changes the row before it gives anything out, and waits
-// for whoever holds it. So of a process that froze between its lease check and its commit, no effect comes
+// for the transactions that hold it. So of a process that froze between its lease check and its commit, no effect comes
 // after one of its successor: for a subscriber in the same database that is exact. (P10)
 //
 // All deliveries of a call have one term. Term 0 is no leadership, as in a test that calls a subscriber

@@ -170,7 +170,7 @@ func (b *bench) now(t *testing.T) (at time.Time) {
 	return at
 }
 
-// lockEffects keeps everybody else from writing to the effect tables until unlock.
+// lockEffects keeps everyone else from writing to the effect tables until unlock.
 func (b *bench) lockEffects(t *testing.T) (unlock func()) {
 	t.Helper()
 	tx, err := b.db.Pool.Begin(t.Context())

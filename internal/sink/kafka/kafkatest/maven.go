@@ -49,7 +49,7 @@ func Jars(t T, name string, artifacts ...Dependency) string {
 	if output, err := mvn.CombinedOutput(); err != nil {
 		t.Fatalf("fetch %s: %v\n%s", name, err, output)
 	}
-	// Renamed whole, so that a fetch that breaks off, or a second one beside it, leaves no half of it.
+	// Renamed whole, so that a fetch that breaks off, or a second one at the same time, leaves no half of it.
 	if err := os.Rename(filepath.Join(work, "lib"), folder); err != nil {
 		if output, copied := exec.Command("cp", "-rT", filepath.Join(work, "lib"), folder).CombinedOutput(); copied != nil { //nolint:gosec // the folders are ours
 			t.Fatalf("keep %s: %v, %v\n%s", name, err, copied, output)
