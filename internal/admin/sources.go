@@ -56,3 +56,34 @@ func (a *Service) refuseStrangers(ctx context.Context) error {
 	return debt.Refused(fmt.Sprintf("the configuration of this command has %s, which is no source of slot %q: the slot has %s. Use the configuration of the relay (--config, WALPOST_CONFIG)",
 		strings.Join(strangers, ", "), a.slot, strings.Join(names, ", ")))
 }
+
+// tables looks the sources' tables up, each time, because they may have been changed.
+func (a *Service) tables(ctx context.Context) ([]*outbox.Table, error) {
+	sources, _, _, err := a.knownSources(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var tables []*outbox.Table
+	for _, source := range sources {
+		if source.Messages != "" {
+			continue
+		}
+		table, err := source.Inspect(ctx, a.pool)
+		if err != nil {
+			return nil, err
+		}
+		tables = append(tables, table)
+	}
+	return tables, nil
+}
+
+// debtWithTables is for what reads or marks outbox rows.
+func (a *Service) debtWithTables(ctx context.Context) (*debt.Store, error) {
+	tables, err := a.tables(ctx)
+	if err != nil {
+		return nil, err
+	}
+	store := a.debt()
+	store.Use(tables)
+	return store, nil
+}
