@@ -14,9 +14,6 @@ import (
 	"github.com/backendstart/walpost/internal/store"
 )
 
-// maxNoted is how many event ids an audit row lists.
-const maxNoted = 100
-
 // Add makes events of the outbox tables owed to a subscriber, waiting or dead, and returns how many
 // deliveries it added or changed, and which ids it has found nowhere. They are sent before what the stream
 // still brings, in the order of their tables. Of an event that the stream still brings, or that a relay has open, the

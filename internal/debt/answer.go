@@ -8,8 +8,10 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/printable"
+	"github.com/backendstart/walpost/internal/store"
 )
 
 // Outcome is what came of a change to deliveries.
@@ -130,3 +132,24 @@ func (s *Store) answers(ctx context.Context, c change, changed []deliveryKey) ([
 	}
 	return answers, nil
 }
+
+// change is what a person does to all deliveries that a filter chooses.
+type change struct {
+	action   string
+	result   Result // of a delivery that is changed
+	filter   Filter
+	who, why string
+}
+
+// deliveryKey is the key of a row of walpost.owed.
+type deliveryKey struct {
+	subscriber string
+	event      event.Identity
+	position   event.Position // where it matters in which order they are changed
+}
+
+// neverValid is true of a delivery, named o, of an event that nothing can make a valid one.
+const neverValid = `o.copied AND o.invalid <> ''`
+
+// sendable is true of a delivery, named o, whose subscriber is in the configuration.
+var sendable = store.ConfiguredSQL("o.slot", "o.subscriber")

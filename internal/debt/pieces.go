@@ -2,50 +2,16 @@ package debt
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/backendstart/walpost/internal/event"
-	"github.com/backendstart/walpost/internal/lane"
-	"github.com/backendstart/walpost/internal/printable"
 	"github.com/backendstart/walpost/internal/store"
 )
-
-// Narrow returns an error unless the filter is one by which people may change deliveries.
-func (f Filter) Narrow() error {
-	facts := f.facts()
-	delete(facts, "state")
-	switch {
-	case len(facts) == 0:
-		return Refused("the filter chooses everything: name a subscriber, a source, a type, a key, an event, a time or an error")
-	case len(f.Events) > maxRows:
-		return Refused(fmt.Sprintf("%s too many at once: name at most %d", printable.Count(len(f.Events), "event", "is"), maxRows))
-	case f.State != "" && f.State != lane.StateWaiting && f.State != lane.StateDead:
-		return Refused(fmt.Sprintf("state %q: it must be %s or %s; what is paid was delivered or discarded already", f.State, lane.StateWaiting, lane.StateDead))
-	}
-	return nil
-}
-
-// change is what a person does to all deliveries that a filter chooses.
-type change struct {
-	action   string
-	result   Result // of a delivery that is changed
-	filter   Filter
-	who, why string
-}
 
 // piece are deliveries that are locked, and what is about to be done to them in the same transaction.
 type piece struct {
 	keys  []deliveryKey
 	batch pgx.Batch
-}
-
-// deliveryKey is the key of a row of walpost.owed.
-type deliveryKey struct {
-	subscriber string
-	event      event.Identity
-	position   event.Position // where it matters in which order they are changed
 }
 
 // named are deliveries that are discarded, for the audit: later they can be told from those that were delivered.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"math"
 	"slices"
 	"time"
@@ -127,13 +126,6 @@ const examined = `
 	WHERE w.slot = $1 AND w.subscriber = $2 AND w.state = 'waiting'
 	AND (w.epoch, w.commit_lsn, w.ordinal) > ($3::int, $4::text::pg_lsn, $5::bigint)
 	ORDER BY w.epoch, w.commit_lsn, w.ordinal`
-
-// sources are the tables that events can be read from. What is owed by reference to a row of another one waits until its
-// source is back in the configuration, or a person discards it: to the lane it is not there, so that it keeps nothing
-// else back. Its row may well be there, and to call it gone would be the loss of the event.
-func (s *Store) sources() []string {
-	return slices.AppendSeq([]string{}, maps.Keys(s.current())) // not nil, which is NULL, and no answer to any question
-}
 
 // failing is the condition of the index owed_failing, of a table named f. "NOT IN" and not "= 'waiting'",
 // which would offer the index of all that wait.

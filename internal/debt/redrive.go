@@ -138,12 +138,6 @@ const becomesWaiting = `
 	    size = CASE invalid WHEN '' THEN size ELSE 2147483647 END
 	WHERE ` + theDelivery
 
-// neverValid is true of a delivery, named o, of an event that nothing can make a valid one.
-const neverValid = `o.copied AND o.invalid <> ''`
-
-// sendable is true of a delivery, named o, whose subscriber is in the configuration.
-var sendable = store.ConfiguredSQL("o.slot", "o.subscriber")
-
 // Redrivable is a number of a subscriber's dead deliveries: those that Redrive makes wait, and those that it
 // leaves as they are, because of their event or because the subscriber is in no configuration.
 type Redrivable struct {

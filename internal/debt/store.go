@@ -8,6 +8,8 @@ package debt
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -189,4 +191,11 @@ func or(t *time.Time) time.Time {
 		return time.Time{}
 	}
 	return t.UTC()
+}
+
+// sources are the tables that events can be read from. What is owed by reference to a row of another one waits until its
+// source is back in the configuration, or a person discards it: to the lane it is not there, so that it keeps nothing
+// else back. Its row may well be there, and to call it gone would be the loss of the event.
+func (s *Store) sources() []string {
+	return slices.AppendSeq([]string{}, maps.Keys(s.current())) // not nil, which is NULL, and no answer to any question
 }
