@@ -73,22 +73,3 @@ func (s *Server) refuse(w http.ResponseWriter, r *refusal) {
 	}
 	s.problem(w, r.status, r.detail)
 }
-
-// reach is who can connect to the listener.
-type reach int
-
-const (
-	onLoopback reach = iota
-	onNetwork
-	onSocket
-)
-
-func reachOf(listen string) reach {
-	switch {
-	case strings.HasPrefix(listen, "unix:"):
-		return onSocket
-	case httpserver.IsLoopback(listen):
-		return onLoopback
-	}
-	return onNetwork
-}

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -248,4 +249,14 @@ func (s *Server) send(ctx context.Context, w io.Writer, stream *http.ResponseCon
 		}
 	}
 	return stream.Flush()
+}
+
+// wantsEvents reports whether a client asks for server-sent events in place of JSON lines.
+func wantsEvents(r *http.Request) bool {
+	for value := range strings.SplitSeq(r.Header.Get("Accept"), ",") {
+		if kind, _, _ := strings.Cut(strings.TrimSpace(value), ";"); kind == eventStream {
+			return true
+		}
+	}
+	return false
 }

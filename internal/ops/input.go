@@ -21,6 +21,13 @@ import (
 // This file reads what callers send. What is not certain is refused, with the name of the part: a choice that is read
 // wrongly discards what was not meant.
 
+const (
+	// maxBody is room for a thousand event ids of the greatest length.
+	maxBody = 1 << 20
+	// How many deliveries GET /v1/owed returns by default, and at most.
+	defaultLimit, maxLimit = 100, 1000
+)
+
 // maxValue is how many bytes a value in a path or a query may have.
 const maxValue = 1024
 

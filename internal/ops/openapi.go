@@ -3,7 +3,6 @@ package ops
 import (
 	"encoding/json"
 	"fmt"
-	"net/http"
 	"path"
 	"reflect"
 	"regexp"
@@ -94,14 +93,4 @@ func operationID(r route) string {
 		id += strings.ToUpper(part[:1]) + part[1:]
 	}
 	return id
-}
-
-// wantsEvents reports whether a client asks for server-sent events in place of JSON lines.
-func wantsEvents(r *http.Request) bool {
-	for value := range strings.SplitSeq(r.Header.Get("Accept"), ",") {
-		if kind, _, _ := strings.Cut(strings.TrimSpace(value), ";"); kind == eventStream {
-			return true
-		}
-	}
-	return false
 }

@@ -6,7 +6,6 @@ import (
 	"mime"
 	"net/http"
 	"strings"
-	"time"
 
 	"github.com/backendstart/walpost/internal/admin"
 	"github.com/backendstart/walpost/internal/debt"
@@ -16,15 +15,6 @@ import (
 	"github.com/backendstart/walpost/internal/relay"
 	"github.com/backendstart/walpost/internal/replay"
 	"github.com/backendstart/walpost/internal/store"
-)
-
-const (
-	// maxBody is room for a thousand event ids of the greatest length.
-	maxBody = 1 << 20
-	// requestTimeout ends a request before its answer could not be sent any more.
-	requestTimeout = writeTimeout - time.Second
-	// How many deliveries GET /v1/owed returns where no one says it, and at most.
-	defaultLimit, maxLimit = 100, 1000
 )
 
 // toldStatus is the status with what this relay has in memory.
@@ -179,9 +169,4 @@ func (s *Server) serveV1(w http.ResponseWriter, r *http.Request, answer func(con
 		s.options.Log.Warn("request to the ops API failed", "path", r.URL.Path, "err", err)
 	}
 	s.problem(w, status, err.Error())
-}
-
-// problem answers with an error in the form of RFC 9457.
-func (s *Server) problem(w http.ResponseWriter, status int, detail string) {
-	httpserver.WriteProblem(w, status, map[string]any{"title": http.StatusText(status), "status": status, "detail": detail})
 }
