@@ -218,7 +218,7 @@ func (c benchRun) Run(r *run) (err error) {
 	if len(args) > 0 && args[0] == "--" {
 		args = args[1:]
 	}
-	code := Main(r.ctx, Process{Args: args, Lookup: r.Lookup, Stdout: r.Stdout, Stderr: r.Stderr, Subscribers: watched(benchKinds(r.Subscribers), watcher)})
+	code := r.main(r.ctx, Process{Args: args, Lookup: r.Lookup, Stdout: r.Stdout, Stderr: r.Stderr, Subscribers: watched(benchKinds(r.Subscribers), watcher)})
 	watcher.Close()
 	if code != exitFine {
 		return fmt.Errorf("the command ended with exit code %d", code)

@@ -1,14 +1,11 @@
 package cli
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"runtime"
 	"slices"
-	"strings"
 
 	"github.com/backendstart/walpost/internal/app"
 	"github.com/backendstart/walpost/internal/config"
@@ -254,26 +251,4 @@ func (c versionCommand) Run(r *run) error {
 	}
 	_, err := fmt.Fprintf(r.Stdout, "walpost %s (%s, %s/%s)\n", app.Version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
 	return err
-}
-
-func needsDSN(option string, dsn config.Secret) error {
-	if dsn == "" {
-		return fmt.Errorf("%s is not set: try WALPOST_%s=postgres://user:password@host:5432/database", option, strings.ToUpper(option))
-	}
-	return readableDSN(option, dsn)
-}
-
-// readableDSN parses the connection string with package postgres, which keeps passwords out of its errors.
-func readableDSN(option string, dsn config.Secret) error {
-	if _, err := postgres.ConnConfig(dsn.Live()); err != nil {
-		return fmt.Errorf("%s: %w", option, err)
-	}
-	return nil
-}
-
-func writeJSON(w io.Writer, value any) error {
-	encoder := json.NewEncoder(w)
-	encoder.SetIndent("", "  ")
-	encoder.SetEscapeHTML(false) // a payload stays as it is
-	return encoder.Encode(value)
 }

@@ -13,7 +13,6 @@ import (
 
 	"github.com/backendstart/walpost/internal/admin"
 	"github.com/backendstart/walpost/internal/config"
-	"github.com/backendstart/walpost/internal/relay"
 )
 
 type eventCommand struct {
@@ -210,23 +209,6 @@ func withOccurrences(rows [][]string, of []string) [][]string {
 		rows[i] = slices.Insert(row, len(row)-1, text)
 	}
 	return rows
-}
-
-// took is how long an attempt took, to three digits, and with what it shared that time.
-func took(a relay.Attempt) string {
-	d := time.Duration(a.Seconds * float64(time.Second))
-	unit := time.Microsecond
-	for d >= 100*unit && unit < time.Hour {
-		unit *= 10
-	}
-	text := d.Round(unit / 10).String()
-	if a.Batch > 1 {
-		text += fmt.Sprintf(" in a batch of %d", a.Batch)
-	}
-	if a.Replay {
-		text += ", a replay"
-	}
-	return text
 }
 
 // Validate is called by kong.

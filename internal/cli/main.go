@@ -6,8 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"log/slog"
 	"slices"
 	"unicode/utf8"
 
@@ -17,30 +15,10 @@ import (
 	"github.com/backendstart/walpost/internal/config"
 	"github.com/backendstart/walpost/internal/debt"
 	"github.com/backendstart/walpost/internal/logs"
-	"github.com/backendstart/walpost/internal/mask"
 	"github.com/backendstart/walpost/internal/printable"
 	"github.com/backendstart/walpost/internal/wal"
 	"github.com/backendstart/walpost/migrations"
 )
-
-// Exit codes of the program.
-const (
-	exitFine   = 0
-	exitFailed = 1
-	exitUsage  = 2 // wrong usage, configuration or set-up: trying again without a change is no use
-)
-
-// Process is what the program has from the operating system, so that a test can start the same program.
-type Process struct {
-	Args   []string                    // without the program's name
-	Lookup func(string) (string, bool) // os.LookupEnv
-	// Stdin is where a person answers; nil, or what is no terminal, and no one is asked.
-	Stdin io.Reader
-	// Stdout takes data, Stderr logs, questions and errors.
-	Stdout, Stderr io.Writer
-	// Subscribers are the kinds that a configuration can name; nil is app.Subscribers().
-	Subscribers app.Kinds
-}
 
 // Main runs the command that the arguments name until it is done or ctx ends, which is a soft stop: what
 // is held is finished within the drain time. It returns the exit code.
@@ -71,7 +49,7 @@ func Main(ctx context.Context, process Process) int {
 		fmt.Fprintf(process.Stderr, "walpost: options come from %s of this directory\n", parser.Path)
 	}
 	if err == nil {
-		err = parsed.Run(&run{Process: process, ctx: ctx, parser: parser, parsed: parsed})
+		err = parsed.Run(&run{Process: process, ctx: ctx, parser: parser, parsed: parsed, main: Main})
 	}
 	var usage *config.Error
 	var setup *wal.SetupError
@@ -99,38 +77,4 @@ func expected(args []string) []string {
 		return append([]string{"version"}, args[1:]...)
 	}
 	return args
-}
-
-// run is what a command gets in addition to its options.
-type run struct {
-	Process
-	ctx    context.Context // of the program; a run is a parameter, not a part that keeps it
-	parser *config.Parser
-	parsed *kong.Context
-}
-
-// readable writes a duration with its unit, in JSON too, where slog has a number of nanoseconds.
-func readable(_ []string, a slog.Attr) slog.Attr {
-	if a.Value.Kind() == slog.KindDuration {
-		a.Value = slog.StringValue(a.Value.Duration().String())
-	}
-	return a
-}
-
-func (r *run) logger(options config.Log, out io.Writer) *slog.Logger {
-	return slog.New(r.logHandler(options, nil)(out))
-}
-
-// logHandler makes the handler that the options ask for, for any output. Its lines have no secret of the mask.
-func (r *run) logHandler(options config.Log, secrets *mask.Mask) func(io.Writer) slog.Handler {
-	handler := &slog.HandlerOptions{Level: options.LogLevel, ReplaceAttr: func(groups []string, a slog.Attr) slog.Attr {
-		return secrets.Attr(readable(groups, a))
-	}}
-	asJSON := options.LogFormat == "json" || options.LogFormat == "auto" && !isTerminal(r.Stderr)
-	return func(out io.Writer) slog.Handler {
-		if asJSON {
-			return slog.NewJSONHandler(out, handler)
-		}
-		return slog.NewTextHandler(out, handler)
-	}
 }

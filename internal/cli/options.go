@@ -176,3 +176,18 @@ func tableOf(counts []debt.Count) [][]string {
 	}
 	return rows
 }
+
+func needsDSN(option string, dsn config.Secret) error {
+	if dsn == "" {
+		return fmt.Errorf("%s is not set: try WALPOST_%s=postgres://user:password@host:5432/database", option, strings.ToUpper(option))
+	}
+	return readableDSN(option, dsn)
+}
+
+// readableDSN parses the connection string with package postgres, which keeps passwords out of its errors.
+func readableDSN(option string, dsn config.Secret) error {
+	if _, err := postgres.ConnConfig(dsn.Live()); err != nil {
+		return fmt.Errorf("%s: %w", option, err)
+	}
+	return nil
+}

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"math"
@@ -188,4 +189,11 @@ func (s *screen) eraseLocked() string {
 		return ""
 	}
 	return fmt.Sprintf("\x1b[%dA\r\x1b[J", lines)
+}
+
+func writeJSON(w io.Writer, value any) error {
+	encoder := json.NewEncoder(w)
+	encoder.SetIndent("", "  ")
+	encoder.SetEscapeHTML(false) // a payload stays as it is
+	return encoder.Encode(value)
 }

@@ -166,3 +166,20 @@ func attemptLine(a relay.Attempt) string {
 	}
 	return line + "\n"
 }
+
+// took is how long an attempt took, to three digits, and with what it shared that time.
+func took(a relay.Attempt) string {
+	d := time.Duration(a.Seconds * float64(time.Second))
+	unit := time.Microsecond
+	for d >= 100*unit && unit < time.Hour {
+		unit *= 10
+	}
+	text := d.Round(unit / 10).String()
+	if a.Batch > 1 {
+		text += fmt.Sprintf(" in a batch of %d", a.Batch)
+	}
+	if a.Replay {
+		text += ", a replay"
+	}
+	return text
+}
