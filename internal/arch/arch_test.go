@@ -91,6 +91,7 @@ var rooms = []room{
 	{"testdb", "pgserver postgres"},
 	{"testwait", ""},
 	{"testprogram", "event testdb"},
+	{"bearer/bearertest", ""},
 	{"subscriber/subscribertest", "event postgres subscriber testdb"},
 	{"sink/kafka/kafkatest", ""},
 	{"sink/kafka/debeziumtest", "sink/kafka/kafkatest"},

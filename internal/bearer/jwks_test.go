@@ -2,43 +2,20 @@ package bearer
 
 import (
 	"bytes"
-	"crypto/rand"
 	"crypto/rsa"
-	"encoding/base64"
 	"fmt"
 	"log/slog"
-	"math/big"
 	"net/http"
 	"net/http/httptest"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/golang-jwt/jwt/v5"
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/backendstart/walpost/internal/bearer/bearertest"
 )
-
-// provider is an identity provider on loopback, whose answer can be changed.
-type provider struct {
-	*httptest.Server
-	answer atomic.Value // http.HandlerFunc
-}
-
-func newProvider(t *testing.T, set string) *provider {
-	t.Helper()
-	p := new(provider)
-	p.says(set)
-	p.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		p.answer.Load().(http.HandlerFunc)(w, r)
-	}))
-	t.Cleanup(p.Close)
-	return p
-}
-
-func (p *provider) says(set string) {
-	p.answer.Store(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, set) }))
-}
 
 func sign(t *testing.T, key *rsa.PrivateKey, kid string) string {
 	t.Helper()
@@ -57,27 +34,12 @@ func withJWKS(jwks string) Options {
 	return Options{JWKS: jwks, Audience: "walpost", Issuer: "https://id.example", Log: slog.New(slog.DiscardHandler)}
 }
 
-func rsaKey(t *testing.T) *rsa.PrivateKey {
-	t.Helper()
-	key, err := rsa.GenerateKey(rand.Reader, 2048)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return key
-}
-
-func jwks(kid string, key *rsa.PublicKey) string {
-	b64 := base64.RawURLEncoding.EncodeToString
-	return fmt.Sprintf(`{"keys": [{"kty": "RSA", "use": "sig", "kid": %q, "n": %q, "e": %q}]}`,
-		kid, b64(key.N.Bytes()), b64(big.NewInt(int64(key.E)).Bytes()))
-}
-
 // S-03: a provider that answers nonsense takes nothing away, and costs neither memory nor time.
 func TestKeys_goodOnesStayWhateverTheProviderAnswers(t *testing.T) {
-	key := rsaKey(t)
+	key := bearertest.RSAKey(t)
 	var log bytes.Buffer
 	registry := prometheus.NewRegistry()
-	p := newProvider(t, jwks("a", &key.PublicKey))
+	p := bearertest.NewProvider(t, bearertest.KeySet("a", &key.PublicKey))
 	options := withJWKS(p.URL)
 	options.Log, options.Registry = slog.New(slog.NewTextHandler(&log, nil)), registry
 	keys, err := newKeySet(t.Context(), options)
@@ -87,7 +49,7 @@ func TestKeys_goodOnesStayWhateverTheProviderAnswers(t *testing.T) {
 	verifier := newVerifier(options, publicMethods, keys.keysOf)
 	token := sign(t, key, "a")
 	elsewhere := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		fmt.Fprint(w, jwks("evil", &rsaKey(t).PublicKey))
+		fmt.Fprint(w, bearertest.KeySet("evil", &bearertest.RSAKey(t).PublicKey))
 	}))
 	defer elsewhere.Close()
 	failures := 0
@@ -110,7 +72,7 @@ func TestKeys_goodOnesStayWhateverTheProviderAnswers(t *testing.T) {
 			fmt.Fprint(w, "\x1f\x8b\x08")
 		},
 	} {
-		p.answer.Store(answer)
+		p.AnswerBy(answer)
 		keys.refresh(t.Context())
 		failures++
 		if got := counted(t, registry, "walpost_jwks_failures_total"); got != float64(failures) {
@@ -123,7 +85,7 @@ func TestKeys_goodOnesStayWhateverTheProviderAnswers(t *testing.T) {
 	if got := strings.Count(log.String(), "known keys stay in use"); got != failures {
 		t.Errorf("%d failures are in the log, want %d:\n%s", got, failures, log.String())
 	}
-	p.says(jwks("b", &key.PublicKey))
+	p.AnswerWith(bearertest.KeySet("b", &key.PublicKey))
 	keys.refresh(t.Context())
 	if _, err := verifier.Verify(t.Context(), token); err == nil {
 		t.Error("a key that was withdrawn is still in use")
@@ -134,8 +96,8 @@ func TestKeys_goodOnesStayWhateverTheProviderAnswers(t *testing.T) {
 }
 
 func TestKeys_ofASlowProviderAreGivenUp(t *testing.T) {
-	key := rsaKey(t)
-	p := newProvider(t, jwks("a", &key.PublicKey))
+	key := bearertest.RSAKey(t)
+	p := bearertest.NewProvider(t, bearertest.KeySet("a", &key.PublicKey))
 	keys, err := newKeySet(t.Context(), withJWKS(p.URL))
 	if err != nil {
 		t.Fatal(err)
@@ -146,13 +108,13 @@ func TestKeys_ofASlowProviderAreGivenUp(t *testing.T) {
 	}
 	provider.client.Timeout = 50 * time.Millisecond
 	keys.read = provider.fetch
-	p.answer.Store(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	p.AnswerBy(func(w http.ResponseWriter, r *http.Request) {
 		for r.Context().Err() == nil { // a byte now and then would hold it for ever
 			fmt.Fprint(w, " ")
 			w.(http.Flusher).Flush()
 			<-time.After(time.Millisecond)
 		}
-	}))
+	})
 	keys.refresh(t.Context())
 	if keys.failed != 1 {
 		t.Errorf("%d failures, want 1", keys.failed)

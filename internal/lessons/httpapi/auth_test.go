@@ -1,25 +1,20 @@
 package httpapi
 
 import (
-	"crypto/rand"
-	"crypto/rsa"
 	"crypto/x509"
-	"encoding/base64"
 	"encoding/pem"
-	"fmt"
 	"log/slog"
-	"math/big"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/golang-jwt/jwt/v5"
 
+	"github.com/backendstart/walpost/internal/bearer/bearertest"
 	"github.com/backendstart/walpost/internal/safefile"
 	"github.com/backendstart/walpost/internal/testdb"
 )
@@ -63,21 +58,6 @@ func secretAuth(t *testing.T) Auth {
 	return auth
 }
 
-func rsaKey(t *testing.T) *rsa.PrivateKey {
-	t.Helper()
-	key, err := rsa.GenerateKey(rand.Reader, 2048)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return key
-}
-
-func jwks(kid string, key *rsa.PublicKey) string {
-	b64 := base64.RawURLEncoding.EncodeToString
-	return fmt.Sprintf(`{"keys": [{"kty": "RSA", "use": "sig", "kid": %q, "n": %q, "e": %q}]}`,
-		kid, b64(key.N.Bytes()), b64(big.NewInt(int64(key.E)).Bytes()))
-}
-
 func TestJWTAuth_knowsTheUserOfAGoodToken(t *testing.T) {
 	token, err := Token(JWTOptions{Secret: testSecret}, 42, time.Hour)
 	if err != nil {
@@ -101,7 +81,7 @@ func TestJWTAuth_refusesBadTokens(t *testing.T) {
 		{"no token", "abc"},
 		{"alg none", sign(t, jwt.SigningMethodNone, jwt.UnsafeAllowNoneSignatureType, claims("42"), "")},
 		{"HS512", sign(t, jwt.SigningMethodHS512, secret, claims("42"), "")},
-		{"RS256", sign(t, jwt.SigningMethodRS256, rsaKey(t), claims("42"), "")},
+		{"RS256", sign(t, jwt.SigningMethodRS256, bearertest.RSAKey(t), claims("42"), "")},
 		{"other secret", sign(t, jwt.SigningMethodHS256, []byte(strings.Repeat("x", 32)), claims("42"), "")},
 		{"signature cut off", good[:strings.LastIndex(good, ".")+1]},
 		{"expired", hs(expired)},
@@ -154,14 +134,9 @@ func TestJWTAuth_refusesOtherSchemesAndSeveralHeaders(t *testing.T) {
 }
 
 func TestJWTAuth_readsPublicKeysFromAURLAndFollowsTheirRotation(t *testing.T) {
-	first, second := rsaKey(t), rsaKey(t)
-	var set atomic.Value
-	set.Store(jwks("a", &first.PublicKey))
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		fmt.Fprint(w, set.Load())
-	}))
-	defer server.Close()
-	auth, err := NewJWTAuth(t.Context(), withJWKS(server.URL))
+	first, second := bearertest.RSAKey(t), bearertest.RSAKey(t)
+	p := bearertest.NewProvider(t, bearertest.KeySet("a", &first.PublicKey))
+	auth, err := NewJWTAuth(t.Context(), withJWKS(p.URL))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -185,16 +160,16 @@ func TestJWTAuth_readsPublicKeysFromAURLAndFollowsTheirRotation(t *testing.T) {
 		}
 	}
 
-	set.Store(jwks("b", &second.PublicKey))
+	p.AnswerWith(bearertest.KeySet("b", &second.PublicKey))
 	if got, err := userOf(auth, sign(t, jwt.SigningMethodRS256, second, claims("43"), "b")); got != 43 || err != nil {
 		t.Errorf("after the rotation user is %d, %v; want 43", got, err)
 	}
 }
 
 func TestJWTAuth_readsPublicKeysFromAFile(t *testing.T) {
-	key := rsaKey(t)
+	key := bearertest.RSAKey(t)
 	file := filepath.Join(t.TempDir(), "keys.json")
-	if err := os.WriteFile(file, []byte(jwks("a", &key.PublicKey)), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte(bearertest.KeySet("a", &key.PublicKey)), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range []string{file, "file://" + file} {
@@ -233,12 +208,12 @@ func TestJWTAuth_readsAFileAgainWhenItsKeysAreRotated(t *testing.T) {
 		t.Error("a token of an empty secret is taken")
 	}
 
-	first, second := rsaKey(t), rsaKey(t)
-	write(jwks("a", &first.PublicKey))
+	first, second := bearertest.RSAKey(t), bearertest.RSAKey(t)
+	write(bearertest.KeySet("a", &first.PublicKey))
 	if auth, err = NewJWTAuth(t.Context(), withJWKS(file)); err != nil {
 		t.Fatal(err)
 	}
-	write(jwks("b", &second.PublicKey))
+	write(bearertest.KeySet("b", &second.PublicKey))
 	if got, err := userOf(auth, sign(t, jwt.SigningMethodRS256, second, claims("43"), "b")); got != 43 || err != nil {
 		t.Errorf("after the rotation user is %d, %v; want 43", got, err)
 	}

@@ -9,41 +9,19 @@ import (
 	"encoding/base64"
 	"fmt"
 	"log/slog"
-	"net/http"
-	"net/http/httptest"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/golang-jwt/jwt/v5"
+
+	"github.com/backendstart/walpost/internal/bearer/bearertest"
 )
-
-// provider is an identity provider on loopback, whose answer can be changed.
-type provider struct {
-	*httptest.Server
-	answer atomic.Value // http.HandlerFunc
-}
-
-func newProvider(t *testing.T, set string) *provider {
-	t.Helper()
-	p := new(provider)
-	p.says(set)
-	p.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		p.answer.Load().(http.HandlerFunc)(w, r)
-	}))
-	t.Cleanup(p.Close)
-	return p
-}
-
-func (p *provider) says(set string) {
-	p.answer.Store(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, set) }))
-}
 
 // S-03: the keys of a provider sign tokens for all its services, and what is not exact is not meant.
 func TestJWTAuth_takesOnlyTokensThatAreMeantForIt(t *testing.T) {
-	key := rsaKey(t)
-	p := newProvider(t, jwks("a", &key.PublicKey))
+	key := bearertest.RSAKey(t)
+	p := bearertest.NewProvider(t, bearertest.KeySet("a", &key.PublicKey))
 	auth, err := NewJWTAuth(t.Context(), withJWKS(p.URL))
 	if err != nil {
 		t.Fatal(err)
@@ -135,9 +113,9 @@ func TestJWTAuth_withASecretLooksAtAudienceAndIssuerWhereTheyAreSet(t *testing.T
 // S-03
 func TestKeys_verifyOnlyWhatTheyAreFor(t *testing.T) {
 	b64 := base64.RawURLEncoding.EncodeToString
-	rsaFull := rsaKey(t)
+	rsaFull := bearertest.RSAKey(t)
 	rsaSet := func(more string) string {
-		return strings.Replace(jwks("a", &rsaFull.PublicKey), `"use": "sig", `, more, 1)
+		return strings.Replace(bearertest.KeySet("a", &rsaFull.PublicKey), `"use": "sig", `, more, 1)
 	}
 	weak, err := rsa.GenerateKey(rand.Reader, 1024)
 	if err != nil {
@@ -172,13 +150,13 @@ func TestKeys_verifyOnlyWhatTheyAreFor(t *testing.T) {
 		{"RSA, to wrap keys", rsaSet(`"key_ops": ["wrapKey", "encrypt"], `), jwt.SigningMethodRS256, rsaFull, false},
 		{"RSA, of another algorithm", rsaSet(`"alg": "RS512", `), jwt.SigningMethodRS256, rsaFull, false},
 		{"RSA, for encryption by its algorithm", rsaSet(`"alg": "RSA-OAEP", `), jwt.SigningMethodRS256, rsaFull, false},
-		{"RSA of 1024 bits", jwks("a", &weak.PublicKey), jwt.SigningMethodRS256, weak, false},
+		{"RSA of 1024 bits", bearertest.KeySet("a", &weak.PublicKey), jwt.SigningMethodRS256, weak, false},
 		{"P-256", ec, jwt.SigningMethodES256, p256, true},
 		{"Ed25519", ed, jwt.SigningMethodEdDSA, private, true},
 		{"a secret in the set", `{"keys": [` + oct + `]}`, jwt.SigningMethodHS256, secret, false},
 		{"a secret and a key", `{"keys": [` + oct + `,` + strings.TrimPrefix(strings.TrimSuffix(ed, `]}`), `{"keys": [`) + `]}`, jwt.SigningMethodHS256, secret, false},
 	} {
-		p := newProvider(t, test.set)
+		p := bearertest.NewProvider(t, test.set)
 		auth, err := NewJWTAuth(t.Context(), withJWKS(p.URL))
 		if err != nil { // no key is left
 			if test.want {
