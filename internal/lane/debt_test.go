@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/backendstart/walpost/internal/debt/debttest"
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/lane"
 )
@@ -138,22 +139,15 @@ func (d *debt) Load(_ context.Context, _ string, secured event.Position, limit l
 func (d *debt) Count(_ context.Context, _ string, after event.Position, limit lane.Limit) (lane.Counted, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	counted := lane.Counted{Keys: make(map[string]int), Reached: after, Change: d.changes}
 	d.counts++
-	rows := 0
-	for _, r := range d.inOrder() {
-		if r.state != lane.StateWaiting || r.Event.Position.Compare(after) <= 0 {
-			continue
+	counted := debttest.CountPage(func(yield func(*event.Event) bool) {
+		for _, r := range d.inOrder() {
+			if r.state == lane.StateWaiting && r.Event.Position.Compare(after) > 0 && !yield(r.Event) {
+				return
+			}
 		}
-		if counted.More = rows == limit.Rows; counted.More {
-			break
-		}
-		rows++
-		counted.Reached = r.Event.Position
-		if counted.Keys[r.Event.Key] > 0 || len(counted.Keys) <= limit.Keys {
-			counted.Keys[r.Event.Key]++
-		}
-	}
+	}, after, limit)
+	counted.Change = d.changes
 	return counted, nil
 }
 

@@ -5,6 +5,7 @@ package debttest
 import (
 	"context"
 	"fmt"
+	"iter"
 	"maps"
 	"math"
 	"slices"
@@ -194,22 +195,32 @@ func (m *Memory) Count(ctx context.Context, subscriber string, after event.Posit
 		return lane.Counted{}, err
 	}
 	a := m.ofLocked(subscriber)
-	counted := lane.Counted{Keys: make(map[string]int), Reached: after, Change: m.changes}
-	rows := 0
-	for _, r := range a.order[a.after(after):] {
-		if r.state != lane.StateWaiting {
-			continue
+	counted := CountPage(func(yield func(*event.Event) bool) {
+		for _, r := range a.order[a.after(after):] {
+			if r.state == lane.StateWaiting && !yield(r.Event) {
+				return
+			}
 		}
+	}, after, limit)
+	counted.Change = m.changes
+	return counted, nil
+}
+
+// CountPage counts a page of waiting events, which come in order and are beyond after: lane.Ower.Count of a debt in memory.
+func CountPage(waiting iter.Seq[*event.Event], after event.Position, limit lane.Limit) lane.Counted {
+	counted := lane.Counted{Keys: make(map[string]int), Reached: after}
+	rows := 0
+	for e := range waiting {
 		if counted.More = rows == limit.Rows; counted.More {
 			break
 		}
 		rows++
-		counted.Reached = r.Event.Position
-		if counted.Keys[r.Event.Key] > 0 || len(counted.Keys) <= limit.Keys {
-			counted.Keys[r.Event.Key]++
+		counted.Reached = e.Position
+		if counted.Keys[e.Key] > 0 || len(counted.Keys) <= limit.Keys {
+			counted.Keys[e.Key]++
 		}
 	}
-	return counted, nil
+	return counted
 }
 
 // Record implements lane.Ower.
