@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/backendstart/walpost/internal/admin"
+	"github.com/backendstart/walpost/internal/debt/debttest"
 	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/testdb"
@@ -32,7 +33,7 @@ func TestAdd_recordsTheSourceThatTheRelayKnows(t *testing.T) {
 				if err == nil || !strings.Contains(err.Error(), test.want) {
 					t.Errorf("got %v, want %s", err, test.want)
 				}
-				if got := db.Int(`SELECT count(*) FROM walpost.owed`); got != 0 {
+				if got := debttest.Rows(db); got != 0 {
 					t.Errorf("%d deliveries are owed, want none", got)
 				}
 				return

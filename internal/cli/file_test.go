@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/backendstart/walpost/internal/debt/debttest"
 	"github.com/backendstart/walpost/internal/testdb"
 )
 
@@ -61,7 +62,7 @@ func TestProgram_appendsToAFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	insert(51, 60)
-	waitFor(t, "the debt", func() bool { return db.Int(`SELECT count(*) FROM walpost.owed WHERE state = 'waiting'`) == 10 })
+	waitFor(t, "the debt", func() bool { return debttest.Waiting(db) == 10 })
 	if err := os.Rename(folder+".away", folder); err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +82,7 @@ func TestProgram_appendsToAFile(t *testing.T) {
 	again := startHooks(t, db, subscriber)
 	wait(70)
 	waitFor(t, "every mark", func() bool { return db.Int(`SELECT count(*) FROM outbox WHERE published_at IS NULL`) == 0 })
-	if n := db.Int(`SELECT count(*) FROM walpost.owed WHERE state = 'dead'`); n != 0 {
+	if n := debttest.Dead(db); n != 0 {
 		t.Errorf("%d dead letters", n)
 	}
 	again.stop()

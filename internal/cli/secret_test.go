@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/backendstart/walpost/internal/debt/debttest"
 	"github.com/backendstart/walpost/internal/printable"
 	"github.com/backendstart/walpost/internal/testdb"
 )
@@ -41,7 +42,7 @@ func TestProgram_showsNoSecretThatAReceiverSendsBack(t *testing.T) {
 	env["WALPOST_OPS_URL"] = base
 	insertHookEvents(db, 1, 3)
 	waitFor(t, "a dead letter and debt with a reason", func() bool {
-		return db.Int(`SELECT count(*) FROM walpost.owed WHERE state = 'dead'`) == 1 &&
+		return debttest.Dead(db) == 1 &&
 			db.Int(`SELECT count(*) FROM walpost.owed WHERE state = 'waiting' AND error <> ''`) > 0
 	})
 	shown := map[string]string{
@@ -101,7 +102,7 @@ func TestProgram_showsNoHiddenCharacters(t *testing.T) {
 	base, _, _ := strings.Cut(rest, `"`)
 	env["WALPOST_OPS_URL"] = base
 	db.Exec(`INSERT INTO outbox (event_id, event_type, partition_key, payload) VALUES ('event-1', $1::text, $1::text, jsonb_build_object('text', $1::text))`, hidden)
-	waitFor(t, "the dead letter", func() bool { return db.Int(`SELECT count(*) FROM walpost.owed WHERE state = 'dead'`) == 1 })
+	waitFor(t, "the dead letter", func() bool { return debttest.Dead(db) == 1 })
 	shown := map[string]string{}
 	for _, path := range []string{"/progress", "/v1/owed", "/v1/owed/event-1", "/v1/attempts", "/v1/events/event-1"} {
 		response, err := http.Get(base + path)

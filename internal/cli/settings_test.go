@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/backendstart/walpost/internal/app"
+	"github.com/backendstart/walpost/internal/debt/debttest"
 	"github.com/backendstart/walpost/internal/subscriber"
 	"github.com/backendstart/walpost/internal/subscriber/subscribertest"
 	"github.com/backendstart/walpost/internal/testdb"
@@ -106,7 +107,7 @@ func TestProgram_worksWhateverTheDatabaseSets(t *testing.T) {
 		SELECT 'late' || n, 'lesson.completed', (n % 1000)::text, jsonb_build_object('n', n) FROM generate_series(1, $1) n`, waiting)
 	relay, _ = d.relay()
 	allMarked(2 * waiting)
-	if got := d.Int(`SELECT count(*) FROM walpost.owed WHERE state <> 'paid'`); got != 0 {
+	if got := debttest.Unpaid(d); got != 0 {
 		t.Errorf("%d deliveries are still owed", got)
 	}
 	d.stop(relay)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/backendstart/walpost/internal/admin"
 	"github.com/backendstart/walpost/internal/debt"
+	"github.com/backendstart/walpost/internal/debt/debttest"
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/outbox"
@@ -224,7 +225,7 @@ func TestV1_refusesWhatCannotBeMeant(t *testing.T) {
 			t.Errorf("%s %s %.60s: %d %s, want %d and %q", test.method, test.path, test.body, code, detail, test.want, test.says)
 		}
 	}
-	if got := c.Int(`SELECT count(*) FROM walpost.owed WHERE state <> 'paid'`); got != 3 {
+	if got := debttest.Unpaid(c); got != 3 {
 		t.Errorf("%d are owed, want all 3", got)
 	}
 	if got := c.Int(`SELECT count(*) FROM walpost.audit`); got != 0 {
@@ -420,7 +421,7 @@ func TestV1_refusesInputThatIsNotCertain(t *testing.T) {
 	if code, answer := c.ask(t, "POST", "/v1/owed/discard", `{"subscriber":"analytics","dry_run":true,"limit":9223372036854775807}`); code != 200 {
 		t.Errorf("the greatest limit: %d %v", code, answer)
 	}
-	if got := c.Int(`SELECT count(*) FROM walpost.owed WHERE state <> 'paid'`); got != 3 {
+	if got := debttest.Unpaid(c); got != 3 {
 		t.Errorf("%d are owed, want all 3", got)
 	}
 	if got := c.Int(`SELECT count(*) FROM walpost.audit`); got != 0 {

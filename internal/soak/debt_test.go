@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/backendstart/walpost/internal/debt/debttest"
 	"github.com/backendstart/walpost/internal/testdb"
 	"github.com/backendstart/walpost/internal/testprogram"
 )
@@ -74,7 +75,7 @@ func TestSoak_outageHoldsWALUpToTheBudgetAndLosesNothing(t *testing.T) {
 		t.Errorf("the one that is away has %d events", got)
 	}
 	t.Logf("WAL held at most: %d bytes, with a budget of %d; owed: %d", most, budget,
-		db.Int(`SELECT count(*) FROM walpost.owed WHERE state = 'waiting'`))
+		debttest.Waiting(db))
 
 	behave(db, "away", "ok")
 	begin := time.Now()

@@ -16,6 +16,7 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kgo"
 
+	"github.com/backendstart/walpost/internal/debt/debttest"
 	"github.com/backendstart/walpost/internal/sink/kafka/kafkatest"
 	"github.com/backendstart/walpost/internal/testdb"
 	"github.com/backendstart/walpost/internal/testprogram"
@@ -95,7 +96,7 @@ func (p *payments) awaitPublished() {
 	testprogram.Within(p.t, 10*time.Minute, "every row to be published", func() bool {
 		return p.db.Int(`SELECT count(*) FROM payment_outbox WHERE published_at IS NULL`) == 0
 	})
-	if dead := p.db.Int(`SELECT count(*) FROM walpost.owed WHERE state = 'dead'`); dead != 0 {
+	if dead := debttest.Dead(p.db); dead != 0 {
 		p.t.Errorf("%d dead letters", dead)
 	}
 }
@@ -179,7 +180,7 @@ func soakPayments(t *testing.T, cluster *kafkatest.Cluster, exactlyOnce bool) {
 	if exactlyOnce && repeated > 0 {
 		t.Errorf("%d records came again", repeated)
 	}
-	t.Logf("%d payments, %d records came again, %d were owed at the end", p.written, repeated, p.db.Int(`SELECT count(*) FROM walpost.owed`))
+	t.Logf("%d payments, %d records came again, %d were owed at the end", p.written, repeated, debttest.Rows(p.db))
 }
 
 // One of six partitions has no leader for five minutes at 1,000 events a second. Nothing becomes a dead letter, the other
@@ -219,7 +220,7 @@ func TestSoak_aPartitionWithoutALeaderHoldsUpItsOwnKeysAlone(t *testing.T) {
 	cluster.Brokers[number-1].Down(t)
 	load(max(15*time.Second, scaledTime(5*time.Minute)))
 	meanwhile := reader.latencies()
-	owed := p.db.Int(`SELECT count(*) FROM walpost.owed WHERE state = 'waiting'`)
+	owed := debttest.Waiting(p.db)
 	cluster.Brokers[number-1].Up(t)
 	p.awaitPublished()
 	relay.Stop()

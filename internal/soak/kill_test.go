@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/backendstart/walpost/internal/debt/debttest"
 	"github.com/backendstart/walpost/internal/testdb"
 	"github.com/backendstart/walpost/internal/testprogram"
 )
@@ -53,7 +54,7 @@ func TestSoak_relayKilledAtAnyMomentHasEveryEffectOnce(t *testing.T) {
 	relay.AwaitStreaming()
 	redriven := int64(0)
 	testprogram.Within(t, 10*time.Minute, "every row to be published", func() bool {
-		if dead := db.Int(`SELECT count(*) FROM walpost.owed WHERE state = 'dead'`); dead > 0 {
+		if dead := debttest.Dead(db); dead > 0 {
 			redriven += dead
 			redriveAll(t, db)
 		}

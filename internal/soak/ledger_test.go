@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/backendstart/walpost/internal/debt/debttest"
 	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/subscriber"
 	"github.com/backendstart/walpost/internal/testdb"
@@ -120,7 +121,7 @@ func wantAll(t *testing.T, db *testdb.DB, names ...string) {
 			t.Errorf("%s: %d events are missing", name, missing)
 		}
 	}
-	if dead := db.Int(`SELECT count(*) FROM walpost.owed WHERE state = 'dead'`); dead != 0 {
+	if dead := debttest.Dead(db); dead != 0 {
 		t.Errorf("%d dead letters, want none", dead)
 	}
 }
@@ -208,7 +209,7 @@ func endByLosingTheSlot(t *testing.T, db *testdb.DB, o relayOptions) {
 		came[name] = db.Int(`SELECT count(*) FROM soak.ledger WHERE subscriber = $1`, name)
 	}
 	open := db.Int(`SELECT count(*) FROM outbox WHERE published_at IS NULL`)
-	owed := db.Int(`SELECT count(*) FROM walpost.owed WHERE state = 'waiting'`)
+	owed := debttest.Waiting(db)
 	db.Exec(`INSERT INTO outbox (event_id, event_type, partition_key, payload) VALUES ('after-the-slot-was-lost', 'soak.written', 'the-last-key', '{}')`)
 	relay := startLedgers(t, db, o)
 	relay.AwaitStreaming()

@@ -13,6 +13,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/backendstart/walpost/internal/debt/debttest"
 	"github.com/backendstart/walpost/internal/sink/nats/natstest"
 	"github.com/backendstart/walpost/internal/testdb"
 	"github.com/backendstart/walpost/internal/testprogram"
@@ -85,7 +86,7 @@ func TestSoak_thoughtsReachNATSThroughRestartsKillsAndANewStream(t *testing.T) {
 		WHERE w.state = 'dead' AND o.payload ? 'by' AND NOT o.delivered AND o.delivered_at IS NULL`); dead != poison {
 		t.Errorf("%d rows are dead and not marked, want %d", dead, poison)
 	}
-	if others := db.Int(`SELECT count(*) FROM walpost.owed WHERE state = 'dead'`) - poison; others != 0 {
+	if others := debttest.Dead(db) - poison; others != 0 {
 		t.Errorf("%d dead letters that fit", others)
 	}
 	relay.Stop()
@@ -205,7 +206,7 @@ func TestSoak_aNATSClusterLosesItsLeaderAndNothingElse(t *testing.T) {
 	testprogram.Within(t, 5*time.Minute, "every row to be delivered", func() bool {
 		return db.Int(`SELECT count(*) FROM outbox_events WHERE NOT delivered`) == 0
 	})
-	if dead := db.Int(`SELECT count(*) FROM walpost.owed WHERE state = 'dead'`); dead != 0 {
+	if dead := debttest.Dead(db); dead != 0 {
 		t.Errorf("%d dead letters", dead)
 	}
 	relay.Stop()

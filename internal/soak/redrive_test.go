@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/backendstart/walpost/internal/debt"
+	"github.com/backendstart/walpost/internal/debt/debttest"
 	"github.com/backendstart/walpost/internal/testdb"
 	"github.com/backendstart/walpost/internal/testprogram"
 )
@@ -27,7 +28,7 @@ func TestSoak_poisonedKeyIsRedrivenInOrderAndPausesNoOther(t *testing.T) {
 	stop := until(func(ctx context.Context) { insert(ctx, t, db, 0, 1, 500) })
 	defer stop()
 	const key = "key-0-7"
-	dead := func() bool { return db.Int(`SELECT count(*) FROM walpost.owed WHERE state = 'dead'`) > 0 }
+	dead := func() bool { return debttest.Dead(db) > 0 }
 
 	part := time.Duration(rounds(t, 20)) * time.Second
 	testprogram.Pause(t, part)
@@ -36,7 +37,7 @@ func TestSoak_poisonedKeyIsRedrivenInOrderAndPausesNoOther(t *testing.T) {
 	testprogram.Eventually(t, "the key to have a dead letter", dead)
 	testprogram.Pause(t, part)
 	poisoned := histogramOf(t, ops, "only").since(before)
-	if n := db.Int(`SELECT count(*) FROM walpost.owed WHERE state = 'dead'`); n != 1 {
+	if n := debttest.Dead(db); n != 1 {
 		t.Errorf("%d dead letters, want the first event of the key alone", n)
 	}
 	if n := db.Int(`SELECT count(*) FROM walpost.owed WHERE key <> $1`, key); n != 0 {
@@ -51,7 +52,7 @@ func TestSoak_poisonedKeyIsRedrivenInOrderAndPausesNoOther(t *testing.T) {
 		t.Fatalf("redriven %d: %v", outcome.Deliveries, err)
 	}
 	testprogram.Eventually(t, "the key to owe nothing", func() bool {
-		return db.Int(`SELECT count(*) FROM walpost.owed WHERE state <> 'paid'`) == 0
+		return debttest.Unpaid(db) == 0
 	})
 	t.Logf("one event redriven, and with %d behind it paid in %s", waiting, time.Since(begin).Round(10*time.Millisecond))
 	testprogram.Pause(t, part)

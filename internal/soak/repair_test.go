@@ -15,6 +15,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/backendstart/walpost/internal/debt/debttest"
 	"github.com/backendstart/walpost/internal/pgserver"
 	"github.com/backendstart/walpost/internal/testdb"
 	"github.com/backendstart/walpost/internal/testprogram"
@@ -68,7 +69,7 @@ func TestSoak_slotIsLostOverAndOverUnderLoad(t *testing.T) {
 	stop()
 	testprogram.Within(t, 2*time.Minute, "everything is marked and nothing is owed", func() bool {
 		return db.Int(`SELECT count(*) FROM outbox WHERE published_at IS NULL`) == 0 &&
-			db.Int(`SELECT count(*) FROM walpost.owed WHERE state = 'waiting'`) == 0
+			debttest.Waiting(db) == 0
 	})
 	relay.Stop()
 	wantAll(t, db, names...)

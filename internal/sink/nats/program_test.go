@@ -12,6 +12,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/backendstart/walpost/internal/debt/debttest"
 	"github.com/backendstart/walpost/internal/sink/nats/natstest"
 	"github.com/backendstart/walpost/internal/testdb"
 	"github.com/backendstart/walpost/internal/testprogram"
@@ -75,7 +76,7 @@ subscribers:
 	testprogram.Eventually(t, "all marks but one", func() bool {
 		return db.Int(`SELECT count(*) FROM outbox_events WHERE NOT delivered OR delivered_at IS NULL`) == 1
 	})
-	testprogram.Eventually(t, "the large one to be dead", func() bool { return db.Int(`SELECT count(*) FROM walpost.owed WHERE state = 'dead'`) == 1 })
+	testprogram.Eventually(t, "the large one to be dead", func() bool { return debttest.Dead(db) == 1 })
 	if reason := db.Text(`SELECT error FROM walpost.owed WHERE state = 'dead'`); !strings.Contains(reason, "the message has 200") || !strings.Contains(reason, "the server takes 100000 (max_payload)") {
 		t.Errorf("its reason is %q, want both sizes", reason)
 	}
