@@ -32,7 +32,7 @@ type benchCommand struct {
 	Subscribers []int           `placeholder:"N" help:"No-op subscribers that drain a backlog, one or several. Default 3, and one stream for 30."`
 	Full        bool            `help:"The case noop over every connection, in every shape, with every size and number of subscribers. Takes three quarters of an hour."`
 	Rate        int             `default:"1000" placeholder:"N" help:"Events a second where latency is measured."`
-	Brokers     []string        `placeholder:"HOST:PORT" help:"Brokers of a Kafka in which the case kafka may make topics, one or several; it is not run without them."`
+	Brokers     []string        `placeholder:"HOST:PORT" help:"Kafka brokers, one or several, where the case kafka may make topics. Without them that case is not run."`
 	Turns       int             `default:"3" placeholder:"N" help:"How often each contestant runs."`
 	Timed       config.Duration `type:"duration" default:"5s" placeholder:"DURATION" help:"How long each measurement by the clock goes on."`
 	Idle        config.Duration `type:"duration" default:"60s" placeholder:"DURATION" help:"How long the idle relay is watched."`
@@ -184,7 +184,7 @@ func (c benchCommand) print(w io.Writer, report *bench.Report) error {
 // benchPart are the processes that a run consists of. Each ends when the bench that started it does.
 type benchPart struct {
 	Run     benchRun     `cmd:"" help:"Run another command of walpost, with the subscribers of the bench."`
-	Receive benchReceive `cmd:"" help:"Take what is posted, and say on standard error where."`
+	Receive benchReceive `cmd:"" help:"Take what is posted, and print the address on standard error."`
 	Post    benchPost    `cmd:"" help:"Post to a receiver as fast as Go's HTTP client can."`
 	Produce benchProduce `cmd:"" help:"Send records to Kafka as fast as its client can."`
 	Clean   benchClean   `cmd:"" help:"Remove a database and its slots when standard input ends."`

@@ -66,7 +66,7 @@ type apiCommand struct {
 }
 
 func (apiCommand) Help() string {
-	return `Serves the API of the learning platform: who completes a lesson writes an event to the outbox.
+	return `Serves the API of the learning platform: completing a lesson writes an event to the outbox.
 
   walpost api
   walpost api --auth=dev

@@ -25,7 +25,7 @@ func (doctorCommand) Help() string {
   walpost doctor
   walpost doctor --json | jq -r '.findings[] | select(.level == "problem") | .fix.sql[]? + ";"'
 
-It looks at settings, rights, publication, slot, standby and tables. The fix is SQL wherever SQL can do it. It changes nothing, and works with the relay up or down. Give it the configuration and the role of the relay.
+Checks settings, rights, publication, slot, standby and tables, and prints the fix: SQL wherever SQL can do it. It changes nothing, and works with the relay up or down. Give it the configuration and the role of the relay.
 
 Exit code 0: fine, perhaps with warnings. 1: problems. docs/doctor.md explains each check.`
 }

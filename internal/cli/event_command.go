@@ -27,9 +27,9 @@ func (eventCommand) Help() string {
   walpost event 01M8KYWXP684RBZYHB26RMQSXQ
   walpost event 01M8KYWXP684RBZYHB26RMQSXQ --json | jq .deliveries
 
-It shows the outbox row, how far each subscriber is, what is owed with attempts and errors, and what people have changed. A running relay adds the last attempts that it remembers and what it has in hand. Where the id came again (TRUNCATE … RESTART IDENTITY, a DELETE, a sequence that was set back), each event that had it is shown by its occurrence: the text of the time column, or a hash of type and payload.
+Shows the outbox row, how far each subscriber is, what is owed with attempts and errors, and what people have changed. A running relay adds the last attempts that it remembers and what it has in hand. If the id was used again (TRUNCATE … RESTART IDENTITY, a DELETE, a sequence that was set back), each of its events is shown with its occurrence: the text of the time column, or a hash of type and payload.
 
-Exit code 1: nothing knows the event.
+Exit code 1: there is no trace of the event.
 
 Next: walpost tail --event ID shows its next attempts`
 }

@@ -144,7 +144,7 @@ func (owedDiscard) Help() string {
   walpost deadletters discard --subscriber analytics --error "no such user" --why "users were deleted" --dry-run
   walpost owed discard --subscriber analytics --key 42 --until 2026-01-31 --why "sent by hand" --yes
 
-The deliveries are never sent. Give at least one event or filter; --state alone is not enough. It counts first and asks at a terminal; elsewhere give --yes. What is recorded after the count stays. If nothing else of a row is owed, the row is marked as published. A delivery that is being made at this moment may still arrive. With event ids it says what became of each.`
+The deliveries are never sent. Give at least one event or filter; --state alone is not enough. The command counts first and asks at a terminal; elsewhere give --yes. What is recorded after the count stays. If nothing else of a row is owed, the row is marked as published. A delivery that is being made at this moment may still arrive. With event ids it says what became of each.`
 }
 
 func (c owedDiscard) Run(r *run) error {

@@ -196,7 +196,7 @@ func (owedAdd) Help() string {
   walpost owed add 01M8KYWXP684RBZYHB26RMQSXQ --subscriber analytics --why "lost by the receiver"
   walpost owed add 01M8KYWXP684RBZYHB26RMQSXQ --subscriber billing --state dead --why "billing has it by mail"
 
-They are sent in the order of their tables, before what the stream still brings. A delivery that is owed already stays as it is. So does one that was sent or discarded a moment ago and that the stream could still bring again. With --state=dead, waiting deliveries become dead letters: so a person ends an outage.`
+They are sent in the order of their tables, before what the stream still brings. A delivery that is owed already stays as it is. So does one that was sent or discarded a moment ago and that the stream could still bring again. With --state=dead, waiting deliveries become dead letters: that is how a person ends an outage.`
 }
 
 func (c owedAdd) Validate() error {

@@ -29,7 +29,7 @@ func (replayCommand) Help() string {
   walpost replay list
   walpost replay cancel 7
 
-It does not matter whether the subscriber has had them. The relay sends them along with live events, in order within the key. Other subscribers notice nothing. A webhook sees the header Walpost-Replay.`
+Sends events again, whether the subscriber has had them or not. The relay sends them along with live events, in order within the key. Other subscribers notice nothing. A webhook sees the header Walpost-Replay.`
 }
 
 type replayStart struct {

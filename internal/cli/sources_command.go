@@ -26,7 +26,7 @@ func (sourcesCommand) Help() string {
 
 For each table: where each part of an event comes from, what is missing, which rights the role needs, and the source as walpost.yaml would have it. It reads the catalogue and no row, and changes nothing. Give it the role of the relay.
 
-Exit code 0: an event can be made of the rows of each table. 1: of one it cannot.`
+Exit code 0: the rows of each table can be events. 1: those of some table cannot.`
 }
 
 // Validate is called by kong.

@@ -38,7 +38,7 @@ func (tailCommand) Help() string {
   walpost tail --outcome failed --subscriber analytics
   walpost tail --json -n 0 | jq -r .event
 
-It asks the relay at its ops address, until Ctrl-C; when the relay restarts, tail comes back. Times are local. If the terminal is slower than the relay, tail leaves attempts out and says so; the relay never waits.
+Asks the relay at its ops address until Ctrl-C, and connects again when the relay restarts. Times are local. If the terminal is slower than the relay, tail leaves attempts out and says so; the relay never waits.
 
 Next: walpost event ID`
 }

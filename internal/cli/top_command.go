@@ -24,7 +24,7 @@ func (topCommand) Help() string {
   walpost top
   walpost top --ops-url http://10.0.0.7:8081
 
-The running relay at a glance, at a terminal: who holds the slot and how long it lasts, and for each subscriber what it is delivered, owes and holds. It asks the ops API and needs no database.
+The running relay at a glance, at a terminal: who holds the slot and how long it lasts, and for each subscriber what it gets, what it is owed and what WAL it holds. It asks the ops API and needs no database.
 
 IN is events a second, OUT deliveries and FAIL failed attempts, since the last look. OPEN is in memory, OLDEST the age of the oldest of it. WAITING and DEAD are in walpost.owed. HOLDS is WAL that the server keeps for the subscriber.
 

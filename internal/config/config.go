@@ -56,7 +56,7 @@ type Mail struct {
 // Ops is the HTTP server for metrics and health.
 type Ops struct {
 	OpsListen  string `env:"WALPOST_OPS_LISTEN" type:"opslisten" default:"127.0.0.1:8081" placeholder:"ADDRESS" help:"Address of metrics, health and the ops API: host:port (port 0 takes a free one), or unix:/path for a socket that only its user can reach."`
-	OpsAddress string `env:"WALPOST_OPS_ADDRESS" type:"opsaddress" placeholder:"HOST:PORT" help:"Where other machines reach this relay's ops API: a standby sends there who asks it for what the leader alone knows. Default: ops-listen, with the name of this machine where that is every address."`
+	OpsAddress string `env:"WALPOST_OPS_ADDRESS" type:"opsaddress" placeholder:"HOST:PORT" help:"Address at which other machines reach this relay's ops API; a standby sends callers there for what only the leader knows. Default: ops-listen, with the name of this machine if it listens on every address."`
 	OpsToken   Secret `env:"WALPOST_OPS_TOKEN" placeholder:"TOKEN" help:"Bearer token. When it is set, everything but /live, /metrics and the status words of /ready needs it, on loopback too."`
 }
 
