@@ -9,6 +9,7 @@ import (
 	"os"
 	"runtime/debug"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -28,6 +29,7 @@ import (
 	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/relay"
 	"github.com/backendstart/walpost/internal/subscriber"
+	"github.com/backendstart/walpost/internal/tracing"
 )
 
 // RunRelay delivers until ctx ends and what is held is finished.
@@ -94,6 +96,7 @@ type builtRelay struct {
 	doctor      *doctor.Watcher
 	sources     func(context.Context) ([]doctor.SourceReport, error)
 	registry    *prometheus.Registry
+	tracer      *tracing.Tracer // nil: off
 	pools       []*postgres.Pool
 }
 
@@ -132,6 +135,11 @@ func newRelay(ctx context.Context, options config.Relay, mail config.Mail, kinds
 		b.close()
 		return nil, err
 	}
+	b.tracer, err = tracing.FromEnvironment(ctx, tracing.Options{Version: Version(), Slot: options.Slot, Log: log.Logger})
+	if err != nil {
+		b.close()
+		return nil, config.Invalid(err)
+	}
 	b.sources = func(ctx context.Context) ([]doctor.SourceReport, error) {
 		return doctor.Sources(ctx, DoctorOptions(options))
 	}
@@ -163,6 +171,7 @@ func newRelay(ctx context.Context, options config.Relay, mail config.Mail, kinds
 		StopOnLostSlot: options.OnLostSlot == "stop",
 		Drain:          options.Drain.Std(),
 		Registry:       b.registry,
+		Tracer:         b.tracer,
 		Log:            log.Logger,
 	})
 	return b, nil
@@ -190,7 +199,12 @@ func (b *builtRelay) close() {
 			_ = closer.Close() // what it has taken is reported already
 		}
 	}
-	closePools(b.pools...)
+	var closing sync.WaitGroup
+	closing.Go(func() { closePools(b.pools...) })
+	last, cancel := context.WithTimeout(context.Background(), closeLimit)
+	defer cancel()
+	b.tracer.Close(last)
+	closing.Wait()
 }
 
 func (b *builtRelay) ops(window config.Ops, log *slog.Logger) *ops.Server {

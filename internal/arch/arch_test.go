@@ -73,7 +73,8 @@ var rooms = []room{
 	{"lease", "postgres store"},
 	{"dispatch", "ack event outbox pgoutput"},
 	{"slot", "advice event outbox postgres store wal"},
-	{"relay", "ack advice debt dispatch event lane lease outbox postgres printable replay slot store subscriber wal"},
+	{"tracing", "ack event subscriber"},
+	{"relay", "ack advice debt dispatch event lane lease outbox postgres printable replay slot store subscriber tracing wal"},
 	{"doctor", "advice debt event outbox postgres printable slot store subscriber wal"},
 	{"admin", "debt event lane outbox postgres relay replay store wal"},
 	{"ops", "admin debt doctor httpserver lane outbox postgres printable relay replay safefile store strictjson"},
@@ -83,7 +84,7 @@ var rooms = []room{
 	{"lessons/httpapi", "bearer httpserver lessons postgres strictjson"},
 
 	// app builds the parts of the program, cli calls it; bench measures with processes of the same program.
-	{"app", "ack admin config doctor envelope event eventschema httpserver lane lease lessons lessons/httpapi logs mask ops outbox pgserver postgres relay sink/file sink/kafka sink/nats sink/webhook sink/websocket subscriber"},
+	{"app", "ack admin config doctor envelope event eventschema httpserver lane lease lessons lessons/httpapi logs mask ops outbox pgserver postgres relay sink/file sink/kafka sink/nats sink/webhook sink/websocket subscriber tracing"},
 	{"bench", "event lessons pgserver postgres subscriber"},
 	{"cli", "admin app bench config debt doctor lane lessons/httpapi logs mask postgres printable relay replay subscriber wal"},
 

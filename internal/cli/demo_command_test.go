@@ -165,6 +165,7 @@ func TestDemo_makesTrafficByItself(t *testing.T) {
 		return delivered.MatchString(metrics)
 	})
 	wantDocumented(t, metrics)
+	wantNative(t, ops+"/metrics")
 	demo.stop()
 	if code := <-demo.exited; code != exitFine {
 		t.Errorf("exit code %d, want %d: %s", code, exitFine, demo.stderr.String())

@@ -1,17 +1,23 @@
 package cli
 
 import (
+	"errors"
+	"io"
+	"net/http"
 	"os"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 )
 
-// wantDocumented compares what a running demo shows with docs/metrics.md: name, type and labels.
+// wantDocumented compares what a running demo shows with docs/metrics.md: name, type and labels. promlint has nothing to
+// say about it.
 func wantDocumented(t *testing.T, scraped string) {
 	t.Helper()
 	docs, err := os.ReadFile(docsMetrics)
@@ -31,6 +37,15 @@ func wantDocumented(t *testing.T, scraped string) {
 		labels := regexp.MustCompile(`\w+`).FindAllString(cells[3], -1)
 		slices.Sort(labels)
 		documented[cells[1]] = metric{cells[2], strings.Join(labels, " ")}
+	}
+	lint, err := promlint.New(strings.NewReader(scraped)).Lint()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, problem := range lint {
+		if strings.HasPrefix(problem.Metric, "walpost_") { // the others are not ours to name
+			t.Errorf("promlint: %s: %s", problem.Metric, problem.Text)
+		}
 	}
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(strings.NewReader(scraped))
@@ -55,5 +70,43 @@ func wantDocumented(t *testing.T, scraped string) {
 		if families[name] == nil && name != ofJWKS && name != ofOthers && !strings.HasPrefix(name, ofHubs) {
 			t.Errorf("docs/metrics.md has %s, which a running demo does not show", name)
 		}
+	}
+}
+
+// wantNative checks that histograms are native ones for a Prometheus that asks for them, next to the classic ones.
+func wantNative(t *testing.T, url string) {
+	t.Helper()
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.Header.Set("Accept", string(expfmt.NewFormat(expfmt.TypeProtoDelim)))
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	decoder := expfmt.NewDecoder(response.Body, expfmt.ResponseFormat(response.Header))
+	seen := 0
+	for {
+		var family dto.MetricFamily
+		if err := decoder.Decode(&family); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		if family.GetType() != dto.MetricType_HISTOGRAM || !strings.HasPrefix(family.GetName(), "walpost_") {
+			continue
+		}
+		seen++
+		for _, m := range family.GetMetric() {
+			h := m.GetHistogram()
+			if counted := h.GetSampleCount() > 0; h.Schema == nil || counted && len(h.GetPositiveSpan()) == 0 || len(h.GetBucket()) == 0 {
+				t.Errorf("%s %v is not both native and classic: %v", family.GetName(), m.GetLabel(), h)
+			}
+		}
+	}
+	if seen == 0 {
+		t.Error("no histogram is shown")
 	}
 }

@@ -97,7 +97,8 @@ func (a *attempt) protect(ctx context.Context) (err error) {
 	c := a.core
 	defer func() {
 		if p := recover(); p != nil {
-			c.log.Error("handler panicked", "event", a.deliveries[0].ID, "panic", c.options.masked(fmt.Errorf("%v", p)), "stack", string(debug.Stack()))
+			c.log.Error("handler panicked", "event", a.deliveries[0].ID, "correlation_id", a.deliveries[0].CorrelationID(),
+				"panic", c.options.masked(fmt.Errorf("%v", p)), "stack", string(debug.Stack()))
 			err = fmt.Errorf("handler panicked: %v", p)
 		}
 	}()
@@ -150,7 +151,7 @@ func (a *attempt) markOverdue() {
 	c.stats.Failed++
 	c.stats.LastError = "handler does not return"
 	c.log.Error("handler does not return although its deadline is over; its keys wait for it",
-		"event", a.items[0].ev.ID, "events", len(a.items), "timeout", c.options.Timeout)
+		"event", a.items[0].ev.ID, "correlation_id", a.items[0].ev.CorrelationID(), "events", len(a.items), "timeout", c.options.Timeout)
 	c.endPartLocked(&a.call, true, time.Now())
 	c.afterOverdueLocked()
 }

@@ -31,7 +31,7 @@ func (c *core) recordDead(items []*item, outcome []error) {
 		recordErr := c.writeDead(ctx, it, letter)
 		cancel()
 		if recordErr != nil {
-			c.log.Error("record dead letter, the event stays open", "event", it.ev.ID, "err", recordErr)
+			c.log.Error("record dead letter, the event stays open", "event", it.ev.ID, "correlation_id", it.ev.CorrelationID(), "err", recordErr)
 			refused = fmt.Errorf("record dead letter: %w", recordErr)
 			outcome[i] = refused
 			continue

@@ -3,6 +3,8 @@ package lane
 import (
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/backendstart/walpost/internal/ack"
 	"github.com/backendstart/walpost/internal/subscriber"
 )
@@ -45,7 +47,14 @@ func (h *holdings) finish(it *item, err error, now time.Time) {
 
 // noteCommitToAck observes how long after its commit an event was finished.
 func (h *holdings) noteCommitToAck(it *item, now time.Time) {
-	h.metrics.commitToAck.Observe(max(0, now.Sub(it.ev.CommittedAt).Seconds()))
+	seconds := max(0, now.Sub(it.ev.CommittedAt).Seconds())
+	if h.stream.Exemplar != nil {
+		if labels := h.stream.Exemplar(it.ev); labels != nil {
+			h.metrics.commitToAck.(prometheus.ExemplarObserver).ObserveWithExemplar(seconds, labels)
+			return
+		}
+	}
+	h.metrics.commitToAck.Observe(seconds)
 }
 
 // acknowledge tells the tracker which deliveries finish has ended.

@@ -56,7 +56,8 @@ func (c *core) endPartLocked(part *call, failed bool, now time.Time) {
 		return
 	}
 	c.metrics.breakerOpen.Set(1)
-	c.log.Warn("subscriber is away, trying one event at a time", "event", part.items[0].ev.ID, "failures", c.breaker.streak)
+	c.log.Warn("subscriber is away, trying one event at a time", "event", part.items[0].ev.ID,
+		"correlation_id", part.items[0].ev.CorrelationID(), "failures", c.breaker.streak)
 	signal(c.readerWake)
 }
 
@@ -110,7 +111,7 @@ func (c *core) noteFailureLocked(it *item, err error, now time.Time) time.Durati
 	past.next = now.Add(wait)
 	if now.Sub(c.warned) >= warnEvery {
 		c.warned = now
-		c.log.Warn("delivery failed, will retry", "event", it.ev.ID, "key", it.ev.Key,
+		c.log.Warn("delivery failed, will retry", "event", it.ev.ID, "correlation_id", it.ev.CorrelationID(), "key", it.ev.Key,
 			"attempt", past.attempts, "wait", wait, "keys_waiting", len(c.backlog.retries)+1, "err", err)
 	}
 	return wait

@@ -1,6 +1,10 @@
 package lane
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
 
 // Vectors are the metrics of all lanes.
 type Vectors struct {
@@ -24,6 +28,14 @@ type Metrics struct {
 	open, overdue, breakerOpen, inDebt, keysInDebt             prometheus.Gauge
 }
 
+// Histograms are native ones too: their buckets are a tenth apart, and coarser where values would need more than
+// nativeBuckets, until nativeReset later. A Prometheus that asks for no native ones gets the others alone.
+const (
+	nativeFactor  = 1.1
+	nativeBuckets = 100
+	nativeReset   = time.Hour
+)
+
 // NewVectors registers the metrics of all lanes: the counters with reg, and with leader what lanes hold, which only a
 // leader has.
 func NewVectors(reg, leader prometheus.Registerer) *Vectors {
@@ -34,14 +46,16 @@ func NewVectors(reg, leader prometheus.Registerer) *Vectors {
 			Help: "Attempts by outcome: delivered, failed (comes again), dead (waits for a person).",
 		}, []string{"subscriber", "outcome"}),
 		handle: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name:    "walpost_handle_seconds",
-			Help:    "Time in one call of the subscriber's handler, failed ones included.",
-			Buckets: prometheus.ExponentialBuckets(0.0005, 2, 16),
+			Name:                        "walpost_handle_seconds",
+			Help:                        "Time in one call of the subscriber's handler, failed ones included.",
+			Buckets:                     prometheus.ExponentialBuckets(0.0005, 2, 16),
+			NativeHistogramBucketFactor: nativeFactor, NativeHistogramMaxBucketNumber: nativeBuckets, NativeHistogramMinResetDuration: nativeReset,
 		}, label),
 		commitToAck: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name:    "walpost_commit_to_ack_seconds",
-			Help:    "Time from the commit of a transaction, by the server's clock, until an event of it was finished.",
-			Buckets: prometheus.ExponentialBuckets(0.001, 2, 18),
+			Name:                        "walpost_commit_to_ack_seconds",
+			Help:                        "Time from the commit of a transaction, by the server's clock, until an event of it was finished.",
+			Buckets:                     prometheus.ExponentialBuckets(0.001, 2, 18),
+			NativeHistogramBucketFactor: nativeFactor, NativeHistogramMaxBucketNumber: nativeBuckets, NativeHistogramMinResetDuration: nativeReset,
 		}, label),
 		open: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "walpost_open_events",

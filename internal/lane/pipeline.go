@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/subscriber"
 )
 
@@ -196,7 +197,8 @@ func (s *sending) send() (err error) {
 	pipe := s.pipe
 	defer func() {
 		if p := recover(); p != nil {
-			pipe.log.Error("pipeline panicked", "event", s.deliveries[0].ID, "panic", pipe.options.masked(fmt.Errorf("%v", p)), "stack", string(debug.Stack()))
+			pipe.log.Error("pipeline panicked", "event", s.deliveries[0].ID, "correlation_id", s.deliveries[0].CorrelationID(),
+				"panic", pipe.options.masked(fmt.Errorf("%v", p)), "stack", string(debug.Stack()))
 			err = fmt.Errorf("pipeline panicked: %v", p)
 		}
 	}()
@@ -396,13 +398,13 @@ func (s *sending) markUnreported() {
 		pipe.calls.slots.lose(&s.slot)
 	}
 	now := time.Now()
-	events, first := 0, ""
+	events, first := 0, (*event.Event)(nil)
 	for _, p := range pipe.reports.missing(s.parts) {
 		if p.overdue { // a stop was not willing to wait for it
 			continue
 		}
 		if events == 0 {
-			first = p.items[0].ev.ID
+			first = p.items[0].ev
 		}
 		events += len(p.items)
 		pipe.noteOverdue(&p.call)
@@ -414,7 +416,7 @@ func (s *sending) markUnreported() {
 		if now.Sub(pipe.warned) >= warnEvery {
 			pipe.warned = now
 			pipe.log.Error("deliveries are not reported although their time is over; their keys wait for them",
-				"event", first, "events", events, "timeout", pipe.options.Timeout)
+				"event", first.ID, "correlation_id", first.CorrelationID(), "events", events, "timeout", pipe.options.Timeout)
 		}
 	}
 	pipe.afterOverdueLocked()

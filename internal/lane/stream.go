@@ -3,6 +3,8 @@ package lane
 import (
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/backendstart/walpost/internal/ack"
 	"github.com/backendstart/walpost/internal/event"
 )
@@ -42,6 +44,8 @@ type Stream struct {
 	// Observe is told how the events of a call fared, once a call, under the lane's lock: it must return at
 	// once, and keep neither attempts nor an event. nil tells no one.
 	Observe func(began time.Time, took time.Duration, attempts []Attempt)
+	// Exemplar returns the labels by which the time of an event leads to its trace, nil for none. nil is never.
+	Exemplar func(ev *event.Event) prometheus.Labels
 }
 
 // Outcome is how an attempt ended.

@@ -47,6 +47,7 @@ func New(options Options) *Server {
 		ErrorHandling:       promhttp.ContinueOnError, // half of the metrics says more than none
 		MaxRequestsInFlight: maxScrapes,
 		Timeout:             writeTimeout - time.Second,
+		EnableOpenMetrics:   true, // the classic text has no exemplars
 	}))
 	s.route()
 	return s

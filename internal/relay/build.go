@@ -57,7 +57,7 @@ func (b *builder) build(s *session, safeMode bool, found *quarantined, stop cont
 	p.ledger = &tableLedger{pool: b.Pool, slot: b.Slot, fence: b.fence, debt: b.owed}
 	p.ledger.use(s.tables)
 	p.recorder = newRecorder(recorderOptions{
-		ledger: p.ledger, tracker: p.tracker, log: b.Log, metrics: b.metrics, stop: stop,
+		ledger: p.ledger, tracker: p.tracker, tracer: b.Tracer, log: b.Log, metrics: b.metrics, stop: stop,
 		names: b.names(), told: told, budget: s.budget, received: b.progress.Received, recorded: s.confirmed,
 		epoch: s.epoch, horizon: s.horizon,
 	})
@@ -76,7 +76,8 @@ func recordedOf(sub subscriber.Subscriber) func(secured, finished event.Position
 func (b *builder) buildLane(s *session, number int, p *parts, safeMode bool, found *quarantined) *lane.Lane {
 	m, tracker := s.members[number], p.tracker
 	tracker.AwaitOwes(number) // until the lane has looked, anything may be owed
-	target, options := m.subscription.Subscriber, m.subscription.Lane
+	options := m.subscription.Lane
+	target := b.Tracer.Wrap(m.subscription.Subscriber, options.Mask)
 	if safeMode {
 		target, options = p.guard.guarding(target, options)
 	}
@@ -89,6 +90,7 @@ func (b *builder) buildLane(s *session, number int, p *parts, safeMode bool, fou
 		Crowds:    func() bool { return tracker.Crowds(number) },
 		Pressed:   func() bool { return tracker.Pressed(number) },
 		Secured:   m.after,
+		Exemplar:  b.Tracer.Exemplars(),
 		Observe: func(began time.Time, took time.Duration, attempts []lane.Attempt) {
 			b.attempts.Record(m.name, began, took, attempts)
 		},

@@ -14,6 +14,7 @@ import (
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/postgres"
 	"github.com/backendstart/walpost/internal/subscriber"
+	"github.com/backendstart/walpost/internal/tracing"
 	"github.com/prometheus/client_golang/prometheus"
 )
 
@@ -42,6 +43,8 @@ type Options struct {
 	// Drain is how long a stop waits for what is in hand.
 	Drain    time.Duration
 	Registry prometheus.Registerer
+	// Tracer makes spans of what the relay does; nil makes none.
+	Tracer *tracing.Tracer
 	// Lease is how one of several relays leads; nil is for a relay that is the only one of its slot.
 	Lease *lease.Lease
 	Log   *slog.Logger

@@ -12,6 +12,7 @@ import (
 	"github.com/backendstart/walpost/internal/event"
 	"github.com/backendstart/walpost/internal/lane"
 	"github.com/backendstart/walpost/internal/outbox"
+	"github.com/backendstart/walpost/internal/tracing"
 )
 
 const (
@@ -59,6 +60,7 @@ type recorder struct {
 type recorderOptions struct {
 	ledger  ledger
 	tracker *ack.Tracker
+	tracer  *tracing.Tracer // nil: off
 	log     *slog.Logger
 	metrics *metrics
 	stop    context.CancelCauseFunc // ends the run when this is not our database, or not ours to write to, any more
@@ -170,7 +172,9 @@ func (r *recorder) record(ctx context.Context, last bool) {
 		if last || time.Since(r.positionsAt) >= r.positionsEvery() {
 			at = positionsOf(r.tracker, r.names)
 		}
+		step := r.tracer.Record(ctx, settled.Entries, confirm)
 		elsewhere, err := r.ledger.write(ctx, settled.Entries, confirm, at)
+		step.EndRecord(err)
 		r.noteElsewhere(elsewhere)
 		r.mu.Lock()
 		r.err = err

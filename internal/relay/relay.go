@@ -276,7 +276,7 @@ func (r *Relay) stream(ctx, hard context.Context, s *session, p *parts) error {
 		err := s.conn.Stream(ctx, wal.StreamOptions{
 			Slot: r.Slot, Publication: r.Publication, Prefixes: r.messagePrefixes(), Confirmed: s.confirmed,
 			Receiver: p.dispatch, Confirmer: p.tracker,
-			Drained: p.drained, OutOfTime: hard.Done(), Alive: r.opener.alive, Log: r.Log, Progress: r.progress,
+			Drained: p.drained, OutOfTime: hard.Done(), Alive: r.opener.alive, Told: r.Tracer.Confirmed, Log: r.Log, Progress: r.progress,
 		})
 		s.conn.Close()
 		if ctx.Err() != nil {

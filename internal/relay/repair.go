@@ -43,16 +43,18 @@ func (r *repairer) prepareSlot(ctx context.Context, s *session, why *changed) er
 	if err := r.claimTables(ctx, s); err != nil {
 		return err
 	}
-	var rows int64
-	switch plan.Kind {
-	case slot.Stream:
+	if plan.Kind == slot.Stream {
 		s.confirmed, s.recorded = s.slot.Confirmed, s.record.Confirmed
 		return r.recordPublished(ctx, s)
-	case slot.Keep:
+	}
+	var rows int64
+	step := r.Tracer.Repair(ctx, string(plan.Kind), plan.Reason)
+	if plan.Kind == slot.Keep {
 		rows, err = r.keepSlot(ctx, s, plan)
-	default:
+	} else {
 		rows, err = r.maker.make(ctx, s, plan)
 	}
+	step.EndRepair(rows, err)
 	if err != nil {
 		return err
 	}

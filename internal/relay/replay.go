@@ -281,7 +281,8 @@ func (w *replayWork) send(ctx, lanes context.Context, source string, page replay
 			reached.Owed++
 		case ev.Invalid != "" && !row.Unreadable: // what cannot be read becomes a dead letter in the lane
 			reached.Name(ev.ID, ev.Invalid)
-			w.log.Warn("a row of the replay is no valid event and is left out", "source", source, "event", ev.ID, "row", ev.Row, "why", ev.Invalid)
+			w.log.Warn("a row of the replay is no valid event and is left out", "source", source, "event", ev.ID,
+				"correlation_id", ev.CorrelationID(), "row", ev.Row, "why", ev.Invalid)
 		case !w.Subscriptions[w.number].wants(source, ev.Type):
 			reached.Unwanted++
 		default:

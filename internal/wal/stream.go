@@ -56,7 +56,9 @@ type StreamOptions struct {
 	OutOfTime <-chan struct{}
 	// Alive asks by SQL whether the server still serves our connection. It is asked after a silence,
 	// because a server that decodes a giant transaction says nothing for minutes.
-	Alive    func(ctx context.Context, pid uint32) bool
+	Alive func(ctx context.Context, pid uint32) bool
+	// Told is called when the server was told a higher position than before. It must return at once; nil tells no one.
+	Told     func(upTo event.LSN)
 	Log      *slog.Logger
 	Progress *Progress
 }
@@ -355,7 +357,8 @@ func (s *stream) sendStatusIfDue(now time.Time) error {
 // sendStatus sends the status now. All three positions are the same: they say what was handled, and nothing less can be
 // told of events. (PostgreSQL manual, "Streaming Replication Protocol", Standby status update)
 func (s *stream) sendStatus(now time.Time, wantReply bool) error {
-	s.sent = max(s.sent, s.Confirmer.Confirmed())
+	before := s.sent
+	s.sent = max(before, s.Confirmer.Confirmed())
 	// By a clock that is read now: after a pause of the process the last read may be long ago.
 	_ = s.net.SetWriteDeadline(time.Now().Add(statusInterval))
 	s.conn.stream.Frontend.Send(&pgproto3.CopyData{Data: appendStatus(nil, s.sent, now, wantReply)})
@@ -364,6 +367,9 @@ func (s *stream) sendStatus(now time.Time, wantReply bool) error {
 	}
 	s.lastStatus, s.asked = now, false
 	s.Progress.noteConfirmed(s.sent)
+	if s.Told != nil && s.sent > before {
+		s.Told(s.sent)
+	}
 	return nil
 }
 

@@ -17,6 +17,9 @@ import (
 	"strings"
 	"time"
 
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/backendstart/walpost/internal/envelope"
 	"github.com/backendstart/walpost/internal/mask"
 	"github.com/backendstart/walpost/internal/subscriber"
@@ -195,6 +198,9 @@ func (w *Webhook) Handle(ctx context.Context, d subscriber.Delivery) error {
 
 // post signs and sends. id is as it stands in the header.
 func (w *Webhook) post(ctx context.Context, id string, header *headers, body []byte) error {
+	if trace.SpanContextFromContext(ctx).IsSampled() { // else what the event has is passed on
+		propagation.TraceContext{}.Inject(ctx, propagation.HeaderCarrier(header.Header))
+	}
 	w.sign(header, id, time.Now(), body)
 	request := w.request.WithContext(ctx)
 	request.Header, request.ContentLength, request.Body = header.Header, int64(len(body)), http.NoBody

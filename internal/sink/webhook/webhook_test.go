@@ -14,6 +14,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/backendstart/walpost/internal/sink/webhook"
 	"github.com/backendstart/walpost/internal/subscriber"
 )
@@ -307,5 +309,26 @@ func TestWebhook_postsOverTLSToWhomItTrusts(t *testing.T) {
 	webhook.Trust(sub, roots)
 	if err := sub.Handle(t.Context(), delivery(1)); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// What traces a call goes on from the call's own span: the receiver's part stands below it, and not next to it.
+func TestWebhook_sendsTheSpanOfTheCallWhereItIsTraced(t *testing.T) {
+	r := newReceiver(t, nil)
+	sub := open(t, options(r.URL))
+	call := trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{1}, SpanID: trace.SpanID{2}, TraceFlags: trace.FlagsSampled})
+	for _, ctx := range []context.Context{
+		trace.ContextWithSpanContext(t.Context(), call), trace.ContextWithSpanContext(t.Context(), call.WithTraceFlags(0)),
+	} {
+		if err := sub.Handle(ctx, delivery(1)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, want := range []string{
+		"00-01000000000000000000000000000000-0200000000000000-01", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+	} {
+		if got := r.got()[i].header.Get("Traceparent"); got != want {
+			t.Errorf("traceparent %s, want %s", got, want)
+		}
 	}
 }
