@@ -35,7 +35,7 @@ func (a *Service) Replay(ctx context.Context, request replay.Request, estimate r
 	if err != nil {
 		return replay.Replay{}, err
 	}
-	return store.Ask(ctx, request, estimate.Rows, who, why)
+	return store.Create(ctx, request, estimate.Rows, who, why)
 }
 
 // Replays returns the newest replays, the newest first, and FindReplay one of them.

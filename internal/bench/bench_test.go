@@ -108,8 +108,8 @@ func TestReport_printsBarAimAndVerdictInEachRow(t *testing.T) {
 func TestCommits_countAHandlerThatWasFasterThanTheCommitAsNoTime(t *testing.T) {
 	c := newCommits()
 	at := time.Unix(100, 0)
-	c.note("early", at)
-	c.note("late", at)
+	c.noteCommit("early", at)
+	c.noteCommit("late", at)
 	got, err := c.until(map[string]int64{"early": at.Add(-time.Millisecond).UnixNano(), "late": at.Add(time.Second).UnixNano()})
 	if err != nil {
 		t.Fatal(err)

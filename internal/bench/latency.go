@@ -42,7 +42,7 @@ type commits struct {
 
 func newCommits() *commits { return &commits{at: map[string]time.Time{}} }
 
-func (c *commits) note(id string, at time.Time) {
+func (c *commits) noteCommit(id string, at time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.at[id] = at
@@ -79,7 +79,7 @@ func sampleOf(waits []time.Duration) sample {
 func (l *lab) relayLatency(ctx context.Context, f flow) (s sample, err error) {
 	commits := newCommits()
 	err = l.withRelay(ctx, f, 0, []string{"--stamp"}, func(relay *child) error {
-		n, err := l.write(ctx, l.Rate, l.Timed, commits.note)
+		n, err := l.write(ctx, l.Rate, l.Timed, commits.noteCommit)
 		if err != nil {
 			return err
 		}
@@ -118,7 +118,7 @@ func (l *lab) pollerLatency(ctx context.Context) (s sample, err error) {
 	defer stop()
 	ended := make(chan error, 1)
 	go func() { ended <- l.poll(polling, called) }()
-	if _, err := l.write(ctx, l.Rate, l.Timed, commits.note); err != nil {
+	if _, err := l.write(ctx, l.Rate, l.Timed, commits.noteCommit); err != nil {
 		return s, err
 	}
 	err = l.until(ctx, "the poller to have every row", 0, `SELECT count(*) FROM outbox WHERE published_at IS NULL`)

@@ -103,8 +103,8 @@ func ratios(ours, other []sample, get func(sample) float64) []float64 {
 	return ratios
 }
 
-// note says what the figure of the last row leaves open.
-func (l *lab) note(format string, args ...any) {
+// addNote says what the figure of the last row leaves open.
+func (l *lab) addNote(format string, args ...any) {
 	l.report.Rows[len(l.report.Rows)-1].Note = fmt.Sprintf(format, args...)
 }
 

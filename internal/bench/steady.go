@@ -98,7 +98,7 @@ func producer(ctx context.Context, l *lab) error {
 	l.compare(b, samples[0], samples[1], rateOf)
 	if found {
 		floor := spread(ratios(samples[2], samples[1], rateOf))
-		l.note("with pg_recvlogical as the reader it is %.2f× (%.2f to %.2f): that is what the server takes for a reader", floor.Median, floor.Min, floor.Max)
+		l.addNote("with pg_recvlogical as the reader it is %.2f× (%.2f to %.2f): that is what the server takes for a reader", floor.Median, floor.Min, floor.Max)
 	}
 	return nil
 }

@@ -166,7 +166,7 @@ func noop(ctx context.Context, l *lab) error {
 			l.notRun(noRecvlogical, bars...)
 		} else {
 			l.compare(bars[0], samples[0], samples[1], rateOf)
-			l.note("client CPU %s µs/event, pg_recvlogical %s", number(spread(each(samples[0], cpuOf)).Median), number(spread(each(samples[1], cpuOf)).Median))
+			l.addNote("client CPU %s µs/event, pg_recvlogical %s", number(spread(each(samples[0], cpuOf)).Median), number(spread(each(samples[1], cpuOf)).Median))
 			if s.isPlain() {
 				l.report.Rows[len(l.report.Rows)-1].Note = ""
 				l.compare(bars[1], samples[0], samples[1], cpuOf)

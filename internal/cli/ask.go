@@ -34,9 +34,9 @@ type asked struct {
 	withheld string
 }
 
-// ask finds the relay that the options name. A token goes only to an address from the same hand: one of the environment
+// askRelay finds the relay that the options name. A token goes only to an address from the same hand: one of the environment
 // or the command line never to an address that a file names.
-func ask(r *run, options config.Ask) (*asked, error) {
+func askRelay(r *run, options config.Ask) (*asked, error) {
 	base, err := options.URL()
 	if err != nil {
 		return nil, config.Invalid(err)

@@ -35,7 +35,7 @@ Next: walpost tail --event ID shows its next attempts`
 }
 
 func (c eventCommand) Run(r *run) error {
-	relay, err := ask(r, c.Ask)
+	relay, err := askRelay(r, c.Ask)
 	if err != nil {
 		return err
 	}

@@ -71,8 +71,8 @@ func (o changeOptions) check() error {
 
 var errNoReason = errors.New("--why is missing: say why, it is kept in walpost.audit")
 
-// ask lets a person at a terminal decide about what the question says. Without one, --yes must have.
-func (o changeOptions) ask(r *run, question string) error {
+// askPerson lets a person at a terminal decide about what the question says. Without one, --yes must have.
+func (o changeOptions) askPerson(r *run, question string) error {
 	if o.Yes {
 		return nil
 	}

@@ -74,7 +74,7 @@ func (c owedRedrive) Run(r *run) error {
 			if !c.Yes {
 				columns(r.Stderr, tableOfDead(counts))
 			}
-			if err := c.ask(r, fmt.Sprintf("Send %s again?", printable.Count(would.WouldRedrive, "delivery"))); err != nil {
+			if err := c.askPerson(r, fmt.Sprintf("Send %s again?", printable.Count(would.WouldRedrive, "delivery"))); err != nil {
 				return err
 			}
 			filter.Until = earlier(filter.Until, at) // what came since was not counted
@@ -174,7 +174,7 @@ func (c owedDiscard) Run(r *run) error {
 			if !c.Yes {
 				columns(r.Stderr, tableOf(counts))
 			}
-			if err := c.ask(r, fmt.Sprintf("Discard %s for good?", printable.Count(fitting, "delivery"))); err != nil {
+			if err := c.askPerson(r, fmt.Sprintf("Discard %s for good?", printable.Count(fitting, "delivery"))); err != nil {
 				return err
 			}
 		}

@@ -95,7 +95,7 @@ func (c replayStart) Run(r *run) error {
 		if !c.JSON || !c.Yes {
 			printEstimate(r.Stderr, request, estimate)
 		}
-		if err := c.ask(r, "Send them again?"); err != nil {
+		if err := c.askPerson(r, "Send them again?"); err != nil {
 			return err
 		}
 		asked, err := service.Replay(r.ctx, request, estimate, who(), c.Why)

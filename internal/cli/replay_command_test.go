@@ -119,15 +119,15 @@ func TestProgram_aReplayGoesOnAfterAKillAndDoesEachEffectOnceMore(t *testing.T) 
 	if got := counted(); got != total {
 		t.Fatalf("%d lessons counted, want %d", got, total)
 	}
-	ask := func(args ...string) string {
+	askForReplay := func(args ...string) string {
 		command := testprogram.Start(t, []string{"WALPOST_DATABASE_URL=" + db.DSN},
 			append([]string{"replay", "recommendations", "--slot=" + db.Name, "--source=lessons", "--yes", "--why=counted wrong"}, args...)...)
 		return command.Await(`(?s)(.*(?:is done|is recorded).*)`)
 	}
-	if said := ask(); !strings.Contains(said, fmt.Sprintf("Effects of %d of them are recorded in its inbox and are skipped", total)) || counted() != total {
+	if said := askForReplay(); !strings.Contains(said, fmt.Sprintf("Effects of %d of them are recorded in its inbox and are skipped", total)) || counted() != total {
 		t.Errorf("without --again %d lessons are counted, want %d; it says %s", counted(), total, said)
 	}
-	ask("--again", "--rate=40", "--detach")
+	askForReplay("--again", "--rate=40", "--detach")
 	testprogram.Eventually(t, "some lessons to be counted again", func() bool { return counted() >= total+20 })
 	first.Kill()
 	at := counted()

@@ -42,14 +42,16 @@ func TestProgram_positionTellsWhenAReplicaHasTheRow(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer replica.Close(context.WithoutCancel(t.Context()))
-	ask := func(sql string, args ...any) (yes bool) {
+	askReplica := func(sql string, args ...any) (yes bool) {
 		t.Helper()
 		if err := replica.QueryRow(t.Context(), sql, args...).Scan(&yes); err != nil {
 			t.Fatalf("%s: %v", sql, err)
 		}
 		return yes
 	}
-	hasRow := func(id string) bool { return ask(`SELECT EXISTS (SELECT FROM public.outbox WHERE event_id = $1)`, id) }
+	hasRow := func(id string) bool {
+		return askReplica(`SELECT EXISTS (SELECT FROM public.outbox WHERE event_id = $1)`, id)
+	}
 
 	type arrival struct{ id, position string }
 	arrivals := make(chan arrival, 100)
@@ -61,14 +63,14 @@ func TestProgram_positionTellsWhenAReplicaHasTheRow(t *testing.T) {
 
 	insertHookEvents(db, 1, 1)
 	first := <-arrivals
-	waitFor(t, "the replica", func() bool { return ask(statement, first.position) })
+	waitFor(t, "the replica", func() bool { return askReplica(statement, first.position) })
 	if _, err := replica.Exec(t.Context(), `SELECT pg_wal_replay_pause()`); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, "the pause", func() bool { return ask(`SELECT pg_get_wal_replay_pause_state() = 'paused'`) })
+	waitFor(t, "the pause", func() bool { return askReplica(`SELECT pg_get_wal_replay_pause_state() = 'paused'`) })
 	insertHookEvents(db, 2, 2)
 	second := <-arrivals
-	if ask(statement, second.position) || hasRow(second.id) {
+	if askReplica(statement, second.position) || hasRow(second.id) {
 		t.Errorf("a replica that replays nothing is said to have %+v", second)
 	}
 	if _, err := replica.Exec(t.Context(), `SELECT pg_wal_replay_resume()`); err != nil {
@@ -76,7 +78,7 @@ func TestProgram_positionTellsWhenAReplicaHasTheRow(t *testing.T) {
 	}
 	ids := insertHookEvents(db, 3, 40)
 	for at, n := second, 0; ; n++ {
-		waitFor(t, "the replica", func() bool { return ask(statement, at.position) })
+		waitFor(t, "the replica", func() bool { return askReplica(statement, at.position) })
 		if !hasRow(at.id) {
 			t.Errorf("the replica is said to have %+v, and has no such row", at)
 		}

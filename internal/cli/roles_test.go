@@ -82,7 +82,7 @@ func TestRoles_areEnoughForTheirWork(t *testing.T) {
 	waitFor(t, "the API", func() bool { return strings.Contains(api.stderr.String(), `"url":"`) })
 	_, rest, _ := strings.Cut(api.stderr.String(), `"url":"`)
 	base, _, _ := strings.Cut(rest, `"`)
-	ask := func(method, path, body string) {
+	askAPI := func(method, path, body string) {
 		t.Helper()
 		request, err := http.NewRequestWithContext(t.Context(), method, base+path, strings.NewReader(body))
 		if err != nil {
@@ -100,14 +100,14 @@ func TestRoles_areEnoughForTheirWork(t *testing.T) {
 		}
 	}
 	for range 2 {
-		ask("PUT", "/api/progress/lessons/1/complete", `{"track_slug":"go-basics","lesson_slug":"channels"}`)
+		askAPI("PUT", "/api/progress/lessons/1/complete", `{"track_slug":"go-basics","lesson_slug":"channels"}`)
 	}
-	ask("PUT", "/api/progress/lessons/2/complete", `{"track_slug":"go-basics","lesson_slug":"slices"}`)
+	askAPI("PUT", "/api/progress/lessons/2/complete", `{"track_slug":"go-basics","lesson_slug":"slices"}`)
 	waitFor(t, "both events to be delivered and marked", func() bool {
 		return r.Int(`SELECT count(*) FROM outbox WHERE published_at IS NOT NULL`) == 2
 	})
 	for _, path := range []string{"/api/progress", "/api/achievements", "/api/notifications", "/api/recommendations", "/ready"} {
-		ask("GET", path, "")
+		askAPI("GET", path, "")
 	}
 
 	operate := func(line string) string {
@@ -123,7 +123,7 @@ func TestRoles_areEnoughForTheirWork(t *testing.T) {
 	lesson := 2
 	waitFor(t, "debt of the paused subscriber", func() bool { // the relay sees the pause within two seconds
 		lesson++
-		ask("PUT", fmt.Sprintf("/api/progress/lessons/%d/complete", lesson), `{"track_slug":"go-basics","lesson_slug":"maps"}`)
+		askAPI("PUT", fmt.Sprintf("/api/progress/lessons/%d/complete", lesson), `{"track_slug":"go-basics","lesson_slug":"maps"}`)
 		return r.Int(`SELECT count(*) FROM walpost.owed WHERE subscriber = 'analytics' AND state = 'waiting'`) > 0
 	})
 	id := r.Text(`SELECT min(event_id) FROM walpost.owed WHERE state = 'waiting'`)

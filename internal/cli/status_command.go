@@ -41,7 +41,7 @@ Next: walpost owed list --subscriber NAME`
 }
 
 func (c statusCommand) Run(r *run) error {
-	running, err := ask(r, c.Ask)
+	running, err := askRelay(r, c.Ask)
 	if err != nil {
 		return err
 	}

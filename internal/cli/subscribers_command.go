@@ -132,7 +132,7 @@ func (c subscribersForget) Run(r *run) error {
 			_, err := fmt.Fprintf(r.Stdout, "Forgetting %s would discard %s; its positions and its inbox would go. Nothing was changed.\n", plain(c.Name, 64), printable.Count(owed, "delivery"))
 			return err
 		}
-		if err := c.ask(r, fmt.Sprintf("Forget %s, with %s that it is owed?", plain(c.Name, 64), printable.Count(owed, "delivery"))); err != nil {
+		if err := c.askPerson(r, fmt.Sprintf("Forget %s, with %s that it is owed?", plain(c.Name, 64), printable.Count(owed, "delivery"))); err != nil {
 			return err
 		}
 		if err := service.Forget(r.ctx, c.Name, who(), c.Why); err != nil {

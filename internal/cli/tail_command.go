@@ -52,7 +52,7 @@ func (c tailCommand) Validate() error {
 }
 
 func (c tailCommand) Run(r *run) error {
-	relay, err := ask(r, c.Ask)
+	relay, err := askRelay(r, c.Ask)
 	if err != nil {
 		return err
 	}

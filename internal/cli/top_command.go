@@ -44,7 +44,7 @@ func (c topCommand) Run(r *run) error {
 	if !isTerminal(r.Stdin) || !isTerminal(r.Stdout) {
 		return config.Invalid(errors.New("top needs a terminal: walpost status is for everything else"))
 	}
-	relay, err := ask(r, c.Ask)
+	relay, err := askRelay(r, c.Ask)
 	if err != nil {
 		return err
 	}

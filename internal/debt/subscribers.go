@@ -114,13 +114,13 @@ func (s *Store) Resume(ctx context.Context, name, who, why string) error {
 	return s.setPaused(ctx, name, false, s.refusing(ctx, who, "resume", why))
 }
 
-func (s *Store) setPaused(ctx context.Context, name string, paused bool, note func(pgx.Tx, map[string]any) error) error {
+func (s *Store) setPaused(ctx context.Context, name string, paused bool, writeNote func(pgx.Tx, map[string]any) error) error {
 	err := s.inTx(ctx, func(tx pgx.Tx) error {
 		changed, err := store.SetPaused(ctx, tx, s.slot, name, paused)
 		if err != nil || !changed {
 			return err
 		}
-		return note(tx, map[string]any{"subscriber": name})
+		return writeNote(tx, map[string]any{"subscriber": name})
 	})
 	if err != nil {
 		action := "resume"

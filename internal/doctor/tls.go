@@ -28,16 +28,16 @@ func judgeTLS(option, dsn string) ([]Finding, error) {
 		return nil, err
 	}
 	plain, encrypted := map[string]bool{}, map[string]bool{}
-	note := func(host string, tls *tls.Config) {
+	noteHost := func(host string, tls *tls.Config) {
 		if tls == nil {
 			plain[host] = true
 		} else {
 			encrypted[host] = true
 		}
 	}
-	note(config.Host, config.TLSConfig)
+	noteHost(config.Host, config.TLSConfig)
 	for _, f := range config.Fallbacks {
-		note(f.Host, f.TLSConfig)
+		noteHost(f.Host, f.TLSConfig)
 	}
 	for host := range plain {
 		if encrypted[host] && !local(host) { // prefer or allow: either will do

@@ -44,7 +44,7 @@ func startReceiver(r *runner) *receiver {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
 		}
-		into.note(fmt.Sprintf("%s %s key=%s %s", q.Header.Get("webhook-id"), q.Header.Get("Walpost-Type"), q.Header.Get("Walpost-Key"), body))
+		into.notePost(fmt.Sprintf("%s %s key=%s %s", q.Header.Get("webhook-id"), q.Header.Get("Walpost-Type"), q.Header.Get("Walpost-Key"), body))
 		w.WriteHeader(http.StatusNoContent)
 	})}
 	go func() { _ = server.Serve(listener) }()
@@ -52,7 +52,7 @@ func startReceiver(r *runner) *receiver {
 	return into
 }
 
-func (r *receiver) note(post string) {
+func (r *receiver) notePost(post string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.posts = append(r.posts, post)

@@ -130,7 +130,7 @@ const failedKeysLimit = 10_000
 
 var keySeed = maphash.MakeSeed()
 
-func (f *failedKeys) note(key string, since time.Time) {
+func (f *failedKeys) noteKey(key string, since time.Time) {
 	if len(f.recent) >= failedKeysLimit {
 		f.older, f.recent = f.recent, nil
 	}

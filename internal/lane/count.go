@@ -21,8 +21,8 @@ type count struct {
 
 func (c *count) end() { c.keys, c.cursor = nil, event.Position{} }
 
-// note is told of a delivery that was recorded, or got another position: a page may have passed that.
-func (c *count) note(ev *event.Event) {
+// noteRecorded is told of a delivery that was recorded, or got another position: a page may have passed that.
+func (c *count) noteRecorded(ev *event.Event) {
 	if c.keys != nil && ev.Position.Compare(c.cursor) <= 0 {
 		c.keys[ev.Key] = unknown
 	}

@@ -188,7 +188,7 @@ func (d *debt) Dead(_ context.Context, _ string, letter lane.Owed) error {
 	d.rows[letter.Event.ID], d.order = &row{letter, lane.StateDead}, nil
 	d.letters = append(d.letters, letter)
 	if before != nil && before.state == lane.StateWaiting {
-		d.rig.note(end{id: letter.Event.ID, dead: true, attempts: letter.Attempts})
+		d.rig.noteEnd(end{id: letter.Event.ID, dead: true, attempts: letter.Attempts})
 	}
 	return nil
 }
@@ -291,7 +291,7 @@ func (d *debt) Paid(_ context.Context, _ string, paid []lane.Paid, secured event
 	defer d.mu.Unlock()
 	for _, p := range paid {
 		d.rows[p.Event.ID].state = lane.StatePaid
-		d.rig.note(end{id: p.Event.ID, attempts: p.Attempts})
+		d.rig.noteEnd(end{id: p.Event.ID, attempts: p.Attempts})
 	}
 	for id, r := range d.rows {
 		if r.state == lane.StatePaid && r.Event.Position.Compare(secured) <= 0 {

@@ -75,7 +75,7 @@ func (h *holdings) noteKeyFails(q *keyQueue, err error, now time.Time) {
 		q.failedAt = now
 	}
 	if h.options.Ordering == ByKey { // without an order each key has one event, and of a total order there is one key
-		h.breaker.keys.note(q.key, q.failedAt)
+		h.breaker.keys.noteKey(q.key, q.failedAt)
 	}
 }
 

@@ -94,7 +94,7 @@ func TestFailedKeys_areBounded(t *testing.T) {
 	var keys failedKeys
 	now := time.Now()
 	for i := range 100_000 {
-		keys.note(string(rune(i)), now)
+		keys.noteKey(string(rune(i)), now)
 	}
 	if got, most := len(keys.recent)+len(keys.older), 2*failedKeysLimit; got > most {
 		t.Errorf("%d keys, want at most %d", got, most)

@@ -74,7 +74,7 @@ func (d *debtReader) lookUp(ctx context.Context, items []*item) (map[*item]Recor
 		}
 		if recorded.MadeUp && recorded.State != StatePaid {
 			added = append(added, items[i].owedLocked())
-			d.count.note(items[i].ev)
+			d.count.noteRecorded(items[i].ev)
 		}
 	}
 	l.mu.Unlock()

@@ -45,7 +45,7 @@ func (d *debtReader) recordBehindDebt(ctx context.Context) error {
 		}
 		l.acks.Secure(deliveries)
 		for _, o := range owed {
-			d.count.note(o.Event)
+			d.count.noteRecorded(o.Event)
 		}
 		d.waiting, d.pass.unread = true, true
 		d.pass.again = d.pass.again || owed[0].Event.Position.Compare(d.pass.cursor) <= 0

@@ -161,7 +161,7 @@ func (r *rig) offerEvent(ev *event.Event) {
 	r.Offer(&entry.Deliveries()[0])
 }
 
-func (r *rig) note(e end) {
+func (r *rig) noteEnd(e end) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	e.at = time.Now()
@@ -217,7 +217,7 @@ type acks struct {
 func (a acks) Finish(ends ...ack.End) {
 	a.Tracker.Finish(ends...)
 	for _, e := range ends {
-		a.rig.note(end{id: e.Delivery.Event.ID, dead: e.Recorded, attempts: e.Attempts})
+		a.rig.noteEnd(end{id: e.Delivery.Event.ID, dead: e.Recorded, attempts: e.Attempts})
 	}
 }
 

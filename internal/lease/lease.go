@@ -235,12 +235,12 @@ func (l *Lease) wakeDoubtersLocked() {
 	l.answered, l.doubted = make(chan struct{}), false
 }
 
-// ask notes that the session is asked something. It returns when.
-func (l *Lease) ask() (sent time.Duration) {
+// askServer notes that the session is asked something. It returns when.
+func (l *Lease) askServer() (sent time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	sent = bootTime()
-	l.pulse.ask(sent)
+	l.pulse.noteQuestion(sent)
 	return sent
 }
 
@@ -295,7 +295,7 @@ func (l *Lease) lose(why error) (held bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.reached = false
-	l.pulse.ask(bootTime())
+	l.pulse.noteQuestion(bootTime())
 	if !l.held {
 		l.setLocked(false, 0, why.Error())
 	}
@@ -489,7 +489,7 @@ func (l *Lease) connect(ctx context.Context) (*pgx.Conn, error) {
 // not at the next heartbeat.
 func (l *Lease) heartbeat(ctx context.Context, conn *pgx.Conn) error {
 	for first, last := true, bootTime(); ; first = false {
-		sent := l.ask()
+		sent := l.askServer()
 		limited, cancel := context.WithTimeout(ctx, leaseTime-(sent-last))
 		_, err := conn.Exec(limited, `SELECT 1`)
 		cancel()

@@ -20,8 +20,8 @@ type pulse struct {
 	usual time.Duration // what answers take: the longest one, which counts for less with each that is shorter
 }
 
-// ask notes that a question is sent, or that the session is lost.
-func (p *pulse) ask(now time.Duration) {
+// noteQuestion notes that a question is sent, or that the session is lost.
+func (p *pulse) noteQuestion(now time.Duration) {
 	if p.asked == 0 {
 		p.asked = now
 	}

@@ -24,15 +24,15 @@ func TestPulse_knowsWhenAnAnswerIsOverdue(t *testing.T) {
 			now := time.Hour
 			var p pulse
 			for _, took := range c.answers {
-				p.ask(now)
+				p.noteQuestion(now)
 				p.answer(now, now+took)
 				now += took
 				if p.overdue(now + time.Hour) {
 					t.Error("overdue although nothing is asked")
 				}
 			}
-			p.ask(now)
-			p.ask(now + 100*ms) // the session is lost, too: the first question counts
+			p.noteQuestion(now)
+			p.noteQuestion(now + 100*ms) // the session is lost, too: the first question counts
 			if p.overdue(now + c.want - ms) {
 				t.Errorf("overdue before %v", c.want)
 			}
@@ -66,7 +66,7 @@ func TestLease_isInDoubtWhileAnAnswerIsOverdue(t *testing.T) {
 	default:
 		t.Error("the last answer is old, and the session is not asked")
 	}
-	l.ask()
+	l.askServer()
 	l.mu.Lock()
 	l.pulse.asked -= time.Second
 	l.mu.Unlock()

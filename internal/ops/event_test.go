@@ -14,7 +14,7 @@ import (
 // standings are the deliveries of an event as the API shows it.
 func (c *counter) standings(t *testing.T, id string) string {
 	t.Helper()
-	code, answer := c.ask(t, "GET", "/v1/events/"+id, "")
+	code, answer := c.request(t, "GET", "/v1/events/"+id, "")
 	if code != 200 {
 		t.Fatalf("%s: %d %v", id, code, answer)
 	}
@@ -67,10 +67,10 @@ func TestEvent_tellsHowFarEachSubscriberIs(t *testing.T) {
 
 func TestEvent_showsWhatIsStored(t *testing.T) {
 	c := newCounter(t, "unix:/run/walpost/ops.sock", "")
-	if code, _ := c.ask(t, "POST", "/v1/owed/add", `{"subscriber": "analytics", "events": ["e4"], "why": "lost by the receiver"}`); code != 200 {
+	if code, _ := c.request(t, "POST", "/v1/owed/add", `{"subscriber": "analytics", "events": ["e4"], "why": "lost by the receiver"}`); code != 200 {
 		t.Fatalf("add: %d", code)
 	}
-	_, answer := c.ask(t, "GET", "/v1/events/e4", "")
+	_, answer := c.request(t, "GET", "/v1/events/e4", "")
 	row := answer["rows"].([]any)[0].(map[string]any)
 	for name, want := range map[string]any{"source": "lessons", "row": "4", "type": "lesson.completed", "key": "k4", "published": false, "attempts": 0.0} {
 		if row[name] != want {
@@ -84,7 +84,7 @@ func TestEvent_showsWhatIsStored(t *testing.T) {
 		t.Errorf("the audit is %s", notes)
 	}
 	c.Exec(`UPDATE outbox SET published_at = '2026-01-31 08:00:00+00', attempts = 7 WHERE event_id = 'e3'`)
-	_, answer = c.ask(t, "GET", "/v1/events/e3", "")
+	_, answer = c.request(t, "GET", "/v1/events/e3", "")
 	row = answer["rows"].([]any)[0].(map[string]any)
 	if row["published"] != true || row["published_at"] != "2026-01-31 08:00:00+00" || row["attempts"] != 7.0 || row["committed_at"] != nil {
 		t.Errorf("the published row is %v", row)
@@ -92,7 +92,7 @@ func TestEvent_showsWhatIsStored(t *testing.T) {
 	if owed := fmt.Sprint(answer["deliveries"]); !strings.Contains(owed, "503 from <the receiver>") {
 		t.Errorf("the dead letter is %s", owed)
 	}
-	if code, answer := c.ask(t, "GET", "/v1/events/none", ""); code != 404 || !strings.Contains(fmt.Sprint(answer["detail"]), "Retention") {
+	if code, answer := c.request(t, "GET", "/v1/events/none", ""); code != 404 || !strings.Contains(fmt.Sprint(answer["detail"]), "Retention") {
 		t.Errorf("an id that is unknown: %d %v", code, answer)
 	}
 }
@@ -109,7 +109,7 @@ func TestEvent_tellsTheOccurrencesOfAnIDApart(t *testing.T) {
 		Event:   &event.Event{Source: "lessons", ID: "e1", Occurrence: "2199-01-01 00:00:00+00", Position: event.Position{Epoch: 1, Commit: 800}},
 		Outcome: lane.Delivered, Number: 1,
 	}})
-	_, answer := c.ask(t, "GET", "/v1/events/e1", "")
+	_, answer := c.request(t, "GET", "/v1/events/e1", "")
 	var got []string
 	for _, d := range answer["deliveries"].([]any) {
 		d := d.(map[string]any)

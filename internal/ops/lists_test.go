@@ -28,7 +28,7 @@ func pages(t *testing.T, c *counter, path, list, next, name string, between func
 		if place != "" {
 			query += "&" + next + "=" + place
 		}
-		code, answer := c.ask(t, "GET", query, "")
+		code, answer := c.request(t, "GET", query, "")
 		if code != http.StatusOK {
 			t.Fatalf("%s: %d %v", query, code, answer)
 		}
@@ -74,7 +74,7 @@ func TestV1_pagesOfOwedHaveEachDeliveryOnce(t *testing.T) {
 		t.Errorf("%d deliveries of all subscribers, want %d", len(all), want)
 	}
 	for _, wrong := range []string{"x", "e30", "eyJjIjoieCJ9", "W10"} { // {}, {"c":"x"}, []
-		if code, answer := c.ask(t, "GET", "/v1/owed?after="+wrong, ""); code != http.StatusBadRequest {
+		if code, answer := c.request(t, "GET", "/v1/owed?after="+wrong, ""); code != http.StatusBadRequest {
 			t.Errorf("a place that no page has said, %s: %d %v", wrong, code, answer)
 		}
 	}
@@ -97,7 +97,7 @@ func TestV1_pagesOfEventsHaveEachRowOnce(t *testing.T) {
 		"": "source: it must be given", "?source=other": "there is no", "?source=lessons&after=x": "after", "?source=lessons&after=W10": "after",
 		"?source=lessons&limit=0": "limit", "?source=lessons&why=x": "no such filter",
 	} {
-		if code, answer := c.ask(t, "GET", "/v1/events"+query, ""); code != http.StatusBadRequest || !strings.Contains(fmt.Sprint(answer["detail"]), says) {
+		if code, answer := c.request(t, "GET", "/v1/events"+query, ""); code != http.StatusBadRequest || !strings.Contains(fmt.Sprint(answer["detail"]), says) {
 			t.Errorf("/v1/events%s: %d %v, want %s", query, code, answer, says)
 		}
 	}
@@ -118,11 +118,11 @@ func TestV1_tellsWhatWasDoneAndRepaired(t *testing.T) {
 			t.Errorf("%s: %s, want %s", path, got, want)
 		}
 	}
-	if code, answer := c.ask(t, "GET", "/v1/slot", ""); code != http.StatusOK || answer["recorded_lsn"] != "0/1000" || answer["system_id"] != "7" || answer["exists"] != false {
+	if code, answer := c.request(t, "GET", "/v1/slot", ""); code != http.StatusOK || answer["recorded_lsn"] != "0/1000" || answer["system_id"] != "7" || answer["exists"] != false {
 		t.Errorf("/v1/slot: %d %v", code, answer)
 	}
 	for _, path := range []string{"/v1/audit?before=0", "/v1/audit?before=x", "/v1/audit?limit=1001", "/v1/repairs?action=pause", "/v1/audit?x=1"} {
-		if code, answer := c.ask(t, "GET", path, ""); code != http.StatusBadRequest {
+		if code, answer := c.request(t, "GET", path, ""); code != http.StatusBadRequest {
 			t.Errorf("%s: %d %v", path, code, answer)
 		}
 	}
@@ -131,7 +131,7 @@ func TestV1_tellsWhatWasDoneAndRepaired(t *testing.T) {
 func TestV1_tellsWhatTheDoctorAndTheTablesSay(t *testing.T) {
 	c := newCounter(t, "127.0.0.1:8081", "")
 	for _, path := range []string{"/v1/doctor", "/v1/sources"} {
-		if code, _ := c.ask(t, "GET", path, ""); code != http.StatusInternalServerError {
+		if code, _ := c.request(t, "GET", path, ""); code != http.StatusInternalServerError {
 			t.Errorf("%s of a process that has none: %d", path, code)
 		}
 	}
@@ -141,10 +141,10 @@ func TestV1_tellsWhatTheDoctorAndTheTablesSay(t *testing.T) {
 	c.server.options.Sources = func(context.Context) ([]doctor.SourceReport, error) {
 		return []doctor.SourceReport{{Name: "lessons", Table: "public.outbox"}}, nil
 	}
-	if code, answer := c.ask(t, "GET", "/v1/doctor", ""); code != http.StatusOK || !strings.Contains(fmt.Sprint(answer), "wal-level") {
+	if code, answer := c.request(t, "GET", "/v1/doctor", ""); code != http.StatusOK || !strings.Contains(fmt.Sprint(answer), "wal-level") {
 		t.Errorf("/v1/doctor: %d %v", code, answer)
 	}
-	if code, answer := c.ask(t, "GET", "/v1/sources", ""); code != http.StatusOK || !strings.Contains(fmt.Sprint(answer), "public.outbox") {
+	if code, answer := c.request(t, "GET", "/v1/sources", ""); code != http.StatusOK || !strings.Contains(fmt.Sprint(answer), "public.outbox") {
 		t.Errorf("/v1/sources: %d %v", code, answer)
 	}
 }
@@ -152,27 +152,27 @@ func TestV1_tellsWhatTheDoctorAndTheTablesSay(t *testing.T) {
 // S-431: a request to a standby for what only the leader knows is sent there, or answered with the reason why not.
 func TestV1_aStandbySendsToTheLeader(t *testing.T) {
 	c := newCounter(t, "127.0.0.1:8081", "")
-	ask := func(path string) *httptest.ResponseRecorder {
+	askStandby := func(path string) *httptest.ResponseRecorder {
 		request := httptest.NewRequestWithContext(t.Context(), "GET", "http://127.0.0.1:8081"+path, nil)
 		recorder := httptest.NewRecorder()
 		c.server.ServeHTTP(recorder, request)
 		return recorder
 	}
 	c.Exec(`INSERT INTO walpost.leader (slot, holder, term, address) VALUES ('walpost', 'host/7', 3, '10.0.0.7:8081')`)
-	if got := ask("/v1/progress"); got.Code != http.StatusOK {
+	if got := askStandby("/v1/progress"); got.Code != http.StatusOK {
 		t.Errorf("one that streams answers %d %s", got.Code, got.Body)
 	}
 	c.server.options.Relay.(*standing).progress.State = relay.Waiting
 	for _, path := range []string{"/v1/progress", "/v1/attempts?event=e1", "/v1/attempts?follow=true&limit=3"} {
-		got := ask(path)
+		got := askStandby(path)
 		if want := "http://10.0.0.7:8081" + path; got.Code != http.StatusTemporaryRedirect || got.Header().Get("Location") != want {
 			t.Errorf("%s: %d to %s, want a redirect to %s", path, got.Code, got.Header().Get("Location"), want)
 		}
 	}
-	if got := ask("/progress"); got.Code != http.StatusOK {
+	if got := askStandby("/progress"); got.Code != http.StatusOK {
 		t.Errorf("/progress is of the process itself: %d", got.Code)
 	}
-	if got := ask("/v1/attempts?nonsense=1"); got.Code != http.StatusBadRequest {
+	if got := askStandby("/v1/attempts?nonsense=1"); got.Code != http.StatusBadRequest {
 		t.Errorf("what cannot be meant is refused here: %d", got.Code)
 	}
 	for _, step := range [][2]string{
@@ -182,7 +182,7 @@ func TestV1_aStandbySendsToTheLeader(t *testing.T) {
 	} {
 		change, says := step[0], step[1]
 		c.Exec(change)
-		if got := ask("/v1/progress"); got.Code != http.StatusServiceUnavailable || !strings.Contains(got.Body.String(), says) || got.Header().Get("Retry-After") == "" {
+		if got := askStandby("/v1/progress"); got.Code != http.StatusServiceUnavailable || !strings.Contains(got.Body.String(), says) || got.Header().Get("Retry-After") == "" {
 			t.Errorf("after %s: %d %s", change, got.Code, got.Body)
 		}
 	}
@@ -261,7 +261,7 @@ func TestFollow_servesEventsToABrowser(t *testing.T) {
 // The description has every route, and each answer is as it says.
 func TestOpenAPI_describesWhatTheRoutesAnswer(t *testing.T) {
 	c := newCounter(t, "127.0.0.1:8081", "")
-	code, document := c.ask(t, "GET", "/openapi.json", "")
+	code, document := c.request(t, "GET", "/openapi.json", "")
 	if code != http.StatusOK || document["openapi"] != "3.1.0" {
 		t.Fatalf("%d %v", code, document["openapi"])
 	}
@@ -301,7 +301,7 @@ func TestOpenAPI_describesWhatTheRoutesAnswer(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", path, err)
 		}
-		code, answer := c.ask(t, "GET", path, "")
+		code, answer := c.request(t, "GET", path, "")
 		if code != http.StatusOK {
 			t.Errorf("%s: %d %v", path, code, answer)
 			continue
@@ -322,7 +322,7 @@ func TestOpenAPI_describesWhatTheRoutesAnswer(t *testing.T) {
 		for _, operation := range operations.(map[string]any) {
 			for _, p := range parametersOf(operation) {
 				if p["in"] == "query" && p["name"] != "source" && path != "/v1/attempts" {
-					code, answer := c.ask(t, "GET", path+"?source=lessons&"+fmt.Sprint(p["name"])+"=%00", "")
+					code, answer := c.request(t, "GET", path+"?source=lessons&"+fmt.Sprint(p["name"])+"=%00", "")
 					if code != http.StatusBadRequest || strings.Contains(fmt.Sprint(answer["detail"]), fmt.Sprint(p["name"])+": there is no such filter") {
 						t.Errorf("%s does not know %v: %d %v", path, p["name"], code, answer)
 					}

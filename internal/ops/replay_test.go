@@ -8,24 +8,24 @@ import (
 
 func TestV1_replaysAreEstimatedAskedForShownAndCancelled(t *testing.T) {
 	c := newCounter(t, "unix:/run/walpost/ops.sock", "")
-	code, answer := c.ask(t, "POST", "/v1/replays", `{"subscriber": "analytics", "since": "2020-01-01T00:00:00Z", "dry_run": true}`)
+	code, answer := c.request(t, "POST", "/v1/replays", `{"subscriber": "analytics", "since": "2020-01-01T00:00:00Z", "dry_run": true}`)
 	estimate, _ := answer["estimate"].(map[string]any)
 	if code != http.StatusOK || estimate["rows"] != 4.0 || estimate["sent"] != 2.0 || answer["replay"] != nil {
 		t.Errorf("a dry run answers %d %v; want 4 rows, of which 2 are owed", code, answer)
 	}
-	code, answer = c.ask(t, "POST", "/v1/replays", `{"subscriber": "analytics", "key": "k3", "why": "lost", "who": "ada"}`)
+	code, answer = c.request(t, "POST", "/v1/replays", `{"subscriber": "analytics", "key": "k3", "why": "lost", "who": "ada"}`)
 	asked, _ := answer["replay"].(map[string]any)
 	if code != http.StatusOK || asked["id"] != 1.0 || asked["state"] != "waiting" || asked["rate"] != 500.0 || !strings.HasPrefix(asked["who"].(string), "ada via ops API") {
 		t.Errorf("asking answers %d %v", code, answer)
 	}
-	code, answer = c.ask(t, "GET", "/v1/replays", "")
+	code, answer = c.request(t, "GET", "/v1/replays", "")
 	if list := answer["replays"].([]any); code != http.StatusOK || len(list) != 1 {
 		t.Errorf("the list is %d %v", code, answer)
 	}
-	if code, answer = c.ask(t, "GET", "/v1/replays/1", ""); code != http.StatusOK || answer["key"] != "k3" {
+	if code, answer = c.request(t, "GET", "/v1/replays/1", ""); code != http.StatusOK || answer["key"] != "k3" {
 		t.Errorf("the replay is %d %v", code, answer)
 	}
-	if code, answer = c.ask(t, "POST", "/v1/replays/1/cancel", `{"why": "enough"}`); code != http.StatusOK || answer["state"] != "cancelled" {
+	if code, answer = c.request(t, "POST", "/v1/replays/1/cancel", `{"why": "enough"}`); code != http.StatusOK || answer["state"] != "cancelled" {
 		t.Errorf("cancelling answers %d %v", code, answer)
 	}
 	for _, test := range []struct {
@@ -44,7 +44,7 @@ func TestV1_replaysAreEstimatedAskedForShownAndCancelled(t *testing.T) {
 		{"POST", "/v1/replays", `{"subscriber": "billing", "key": "k3", "why": "x"}`, http.StatusBadRequest, "has left the configuration"},
 		{"POST", "/v1/replays", `{"subscriber": "analytics", "source": "nosuch", "why": "x"}`, http.StatusBadRequest, "no source"},
 	} {
-		code, answer := c.ask(t, test.method, test.path, test.body)
+		code, answer := c.request(t, test.method, test.path, test.body)
 		if detail, _ := answer["detail"].(string); code != test.code || !strings.Contains(detail, test.detail) {
 			t.Errorf("%s %s %s: %d %q, want %d and %q", test.method, test.path, test.body, code, detail, test.code, test.detail)
 		}

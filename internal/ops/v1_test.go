@@ -60,8 +60,8 @@ func newCounter(t *testing.T, listen, token string) *counter {
 	})}
 }
 
-// ask sends a request as curl does it, and reads the JSON answer into a map.
-func (c *counter) ask(t *testing.T, method, path, body string, headers ...string) (int, map[string]any) {
+// request sends a request as curl does it, and reads the JSON answer into a map.
+func (c *counter) request(t *testing.T, method, path, body string, headers ...string) (int, map[string]any) {
 	t.Helper()
 	request := httptest.NewRequestWithContext(t.Context(), method, "http://127.0.0.1:8081"+path, strings.NewReader(body))
 	if method == http.MethodPost {
@@ -100,7 +100,7 @@ func TestV1_showsWhoIsOwedWhat(t *testing.T) {
 		"?until=2020-01-01T00:00:00Z":                         "",
 		"?source=another":                                     "",
 	} {
-		code, answer := c.ask(t, "GET", "/v1/owed"+query, "")
+		code, answer := c.request(t, "GET", "/v1/owed"+query, "")
 		var got []string
 		for _, delivery := range answer["owed"].([]any) {
 			d := delivery.(map[string]any)
@@ -126,14 +126,14 @@ func TestV1_showsWhoIsOwedWhat(t *testing.T) {
 func TestV1_tellsWhereSlotAndSubscribersStand(t *testing.T) {
 	c := newCounter(t, "127.0.0.1:8081", "")
 	c.Exec(`INSERT INTO walpost.leader VALUES ('walpost', 'host/7', 3)`)
-	_, answer := c.ask(t, "GET", "/v1/status", "")
+	_, answer := c.request(t, "GET", "/v1/status", "")
 	if got := fmt.Sprint(answer["leader"]); got != "map[holder:host/7 term:3]" {
 		t.Errorf("leader is %s", got)
 	}
 	if slot := answer["slot"].(map[string]any); slot["exists"] != false || slot["state"] != "ready" {
 		t.Errorf("slot is %v", slot)
 	}
-	_, list := c.ask(t, "GET", "/v1/subscribers", "")
+	_, list := c.request(t, "GET", "/v1/subscribers", "")
 	for _, subscribers := range []any{answer["subscribers"], list["subscribers"]} {
 		a, b := subscribers.([]any)[0].(map[string]any), subscribers.([]any)[1].(map[string]any)
 		if a["state"] != "live" || a["waiting"].(map[string]any)["deliveries"] != 2.0 || a["waiting"].(map[string]any)["since"] == nil {
@@ -161,7 +161,7 @@ func TestV1_changesWhatIsAskedForAndWritesDownWhoAsked(t *testing.T) {
 			"map[events:[map[detail:redriven event:e4 occurrence:" + written + " result:redriven source:lessons subscriber:analytics]] redriven:1]"},
 		{"/v1/owed/redrive", `{"type": "lesson.completed", "state": "dead", "why": "fixed"}`, "map[gone:1 redriven:0]"},
 	} {
-		code, answer := c.ask(t, "POST", step.path, step.body)
+		code, answer := c.request(t, "POST", step.path, step.body)
 		if got := fmt.Sprint(answer); code != http.StatusOK || got != step.want {
 			t.Errorf("%s %s: %d %s, want %s", step.path, step.body, code, got, step.want)
 		}
@@ -220,7 +220,7 @@ func TestV1_refusesWhatCannotBeMeant(t *testing.T) {
 		{"POST", "/v1/owed/add", `{"why": "x", "subscriber": "analytics", "events": ["e4"], "state": "paid"}`, 400, "waiting or dead"},
 		{"POST", "/v1/owed/add", `{"why": "` + strings.Repeat("x", maxBody) + `"}`, 413, "large"},
 	} {
-		code, answer := c.ask(t, test.method, test.path, test.body)
+		code, answer := c.request(t, test.method, test.path, test.body)
 		if detail := fmt.Sprint(answer["detail"]); code != test.want || !strings.Contains(detail, test.says) {
 			t.Errorf("%s %s %.60s: %d %s, want %d and %q", test.method, test.path, test.body, code, detail, test.want, test.says)
 		}
@@ -249,7 +249,7 @@ func TestV1_keepsPagesOfOtherSitesOut(t *testing.T) {
 		"a form that sends text":  {[]string{"Content-Type", "text/plain"}, 415},
 	} {
 		headers := append([]string{"Authorization", "Bearer secret"}, test.headers...)
-		if code, answer := c.ask(t, "POST", pause, body, headers...); code != test.want {
+		if code, answer := c.request(t, "POST", pause, body, headers...); code != test.want {
 			t.Errorf("%s: %d %v, want %d", name, code, answer, test.want)
 		}
 	}
@@ -315,7 +315,7 @@ func TestAccess_isDecidedAlikeOnEveryRoute(t *testing.T) {
 	} {
 		c := newCounter(t, test.listen, test.token)
 		for _, route := range routes {
-			code, answer := c.ask(t, route.method, route.path, `{}`, test.headers...)
+			code, answer := c.request(t, route.method, route.path, `{}`, test.headers...)
 			want := test.read
 			if route.changes {
 				want = test.change
@@ -362,7 +362,7 @@ func TestV1_saysThatTheDatabaseIsAway(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, path := range []string{"/v1/status", "/v1/owed"} {
-		if code, answer := c.ask(t, "GET", path, ""); code != http.StatusServiceUnavailable {
+		if code, answer := c.request(t, "GET", path, ""); code != http.StatusServiceUnavailable {
 			t.Errorf("%s: %d %v", path, code, answer)
 		}
 	}
@@ -412,13 +412,13 @@ func TestV1_refusesInputThatIsNotCertain(t *testing.T) {
 		{"GET", "/v1/attempts?after=99999999999999999999&follow=true", "", "after"},
 		{"GET", "/v1/attempts?limit=99999999999999999999", "", "limit"},
 	} {
-		code, answer := c.ask(t, test.method, test.path, test.body)
+		code, answer := c.request(t, test.method, test.path, test.body)
 		if detail := fmt.Sprint(answer["detail"]); code != 400 || !strings.Contains(detail, test.says) || len(detail) > 300 {
 			t.Errorf("%s %.60s %.70s: %d %.200s, want 400 and %q", test.method, test.path, test.body, code, detail, test.says)
 		}
 	}
 	// The greatest numbers that are numbers are no trouble either.
-	if code, answer := c.ask(t, "POST", "/v1/owed/discard", `{"subscriber":"analytics","dry_run":true,"limit":9223372036854775807}`); code != 200 {
+	if code, answer := c.request(t, "POST", "/v1/owed/discard", `{"subscriber":"analytics","dry_run":true,"limit":9223372036854775807}`); code != 200 {
 		t.Errorf("the greatest limit: %d %v", code, answer)
 	}
 	if got := debttest.Unpaid(c); got != 3 {

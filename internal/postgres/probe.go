@@ -17,8 +17,8 @@ type Probe struct {
 // NewProbe returns a probe that has not connected yet.
 func (p *Pool) NewProbe() *Probe { return &Probe{pool: p} }
 
-// Ask connects if it must, and sends an empty statement. A connection that fails is not used again.
-func (p *Probe) Ask(ctx context.Context) (err error) {
+// Ping connects if it must, and sends an empty statement. A connection that fails is not used again.
+func (p *Probe) Ping(ctx context.Context) (err error) {
 	if p.conn == nil {
 		config := p.pool.pool.Config() // a copy
 		if config.BeforeConnect != nil {

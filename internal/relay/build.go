@@ -53,7 +53,7 @@ func (b *builder) build(s *session, safeMode bool, found *quarantined, stop cont
 	}
 	p.dispatch = dispatch.New(s.tables, b.messageSources(), routes, p.tracker, s.epoch, b.MaxEvent, b.dispatch, b.Log)
 	p.dispatch.PassOver(s.former())
-	p.dispatch.OnType(b.routing.note)
+	p.dispatch.OnType(b.routing.noteTakers)
 	p.ledger = &tableLedger{pool: b.Pool, slot: b.Slot, fence: b.fence, debt: b.owed}
 	p.ledger.use(s.tables)
 	p.recorder = newRecorder(recorderOptions{

@@ -33,15 +33,15 @@ type movement struct {
 	at        time.Time
 }
 
-// note adds a problem that keeps the relay from nothing.
-func (h *Health) note(format string, args ...any) {
+// addProblem adds a problem that keeps the relay from nothing.
+func (h *Health) addProblem(format string, args ...any) {
 	h.Problems = append(h.Problems, fmt.Sprintf(format, args...))
 }
 
 // fail adds a problem because of which the relay is not ready.
 func (h *Health) fail(format string, args ...any) {
 	h.Ready = false
-	h.note(format, args...)
+	h.addProblem(format, args...)
 }
 
 // Health reports whether the relay makes progress, and if not, which subscriber holds it up.
@@ -49,16 +49,16 @@ func (v *view) Health() Health {
 	now := v.condition.report()
 	h := Health{State: now.state, Ready: now.state == Streaming || now.state == Waiting}
 	if now.problem != "" {
-		h.note("%s", now.problem)
+		h.addProblem("%s", now.problem)
 	}
 	if now.awaited != "" { // while a second pass waits, the stream goes on
-		h.note("%s", now.awaited)
+		h.addProblem("%s", now.awaited)
 	}
 	for _, s := range now.strangers {
-		h.note("%v: it stops nothing, but it is no relay; find out whose session pid %d is (pg_stat_activity), and let it be ended", s, s.PID)
+		h.addProblem("%v: it stops nothing, but it is no relay; find out whose session pid %d is (pg_stat_activity), and let it be ended", s, s.PID)
 	}
 	for _, wait := range now.waits { // it may end in a moment
-		h.note("%s", wait)
+		h.addProblem("%s", wait)
 	}
 	if silent, why := v.reach.silence(); silent > reachInterval+reachLimit {
 		h.fail("the relay's own connections have not reached Postgres for %v: %v; look at what lies between, such as a pooler", silent.Round(time.Second), why)
@@ -93,7 +93,7 @@ func (p *parts) addWriteErrors(h *Health) {
 		h.fail("rows of what was paid or discarded cannot be marked: %v", err)
 	}
 	if locker != "" { // delivery and confirm go on
-		h.note("%s", locker)
+		h.addProblem("%s", locker)
 	}
 	for _, l := range p.lanes {
 		stats := l.Stats()
@@ -110,7 +110,7 @@ func (p *parts) addWriteErrors(h *Health) {
 func addLost(h *Health, subscribers []Subscriber) {
 	for _, s := range subscribers {
 		if s.Lost > 0 {
-			h.note("%s lost for subscriber %q: an outbox row was deleted while the event was owed; "+
+			h.addProblem("%s lost for subscriber %q: an outbox row was deleted while the event was owed; "+
 				"look at them with `walpost owed list`, then discard them, and keep rows until published_at is set", printable.Count(s.Lost, "event", "is"), s.Name)
 		}
 	}
@@ -120,13 +120,13 @@ func addLost(h *Health, subscribers []Subscriber) {
 func (p *parts) addHolders(h *Health, subscribers []Subscriber) {
 	for _, s := range subscribers {
 		if s.Open > 0 {
-			h.note("subscriber %q holds %d, the oldest is event %q since %s; last error: %s",
+			h.addProblem("subscriber %q holds %d, the oldest is event %q since %s; last error: %s",
 				s.Name, s.Open, s.OldestOpen, s.OldestSince.Format(time.RFC3339), orNone(s.LastError))
 		}
 	}
 	for _, l := range p.leavers {
 		if n, oldest := p.tracker.OpenOf(l.number); oldest != nil {
-			h.note("%s to be recorded as owed to subscriber %q, which has left the configuration; the oldest is event %q", printable.Count(int64(n), "event", "is"), l.name, oldest.ID)
+			h.addProblem("%s to be recorded as owed to subscriber %q, which has left the configuration; the oldest is event %q", printable.Count(int64(n), "event", "is"), l.name, oldest.ID)
 		}
 	}
 }

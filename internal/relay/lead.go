@@ -289,7 +289,7 @@ func (l *leadership) watchReach(ctx context.Context) {
 	ticker := time.NewTicker(reachInterval)
 	defer ticker.Stop()
 	for {
-		l.reach.ask(ctx)
+		l.reach.askThroughPool(ctx)
 		if silent, why := l.reach.silence(); silent >= giveUpAfter && l.Lease.Valid() && l.anotherStandsBy(ctx) {
 			if now := l.fence.Records(); now != recorded {
 				rest, recorded = firstRest, now

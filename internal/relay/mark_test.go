@@ -145,7 +145,7 @@ func TestMark_waitsForEverySubscriberAfterWhatAPersonDid(t *testing.T) {
 	deadReplay := func(t *testing.T, db *testdb.DB, o relay.Options, well *changing) {
 		t.Helper()
 		well.behave(unwilling)
-		asked := ask(t, o, replay.Request{Subscriber: "well", Source: "lessons"})
+		asked := askForReplay(t, o, replay.Request{Subscriber: "well", Source: "lessons"})
 		awaitReplay(t, o, asked.ID, "the replay is done", isDone)
 		if got := owed(db, "well", "dead"); got != 1 {
 			t.Fatalf("%d dead letters of the replay, want 1", got)

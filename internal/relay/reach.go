@@ -37,12 +37,12 @@ type reach struct {
 
 func newReach(pool *postgres.Pool) *reach { return &reach{probe: pool.NewProbe(), answer: time.Now()} }
 
-// ask asks once. What the server itself answers is an answer, and so is what every relay would hear: that it is full,
+// askThroughPool asks once. What the server itself answers is an answer, and so is what every relay would hear: that it is full,
 // starts or stops.
-func (r *reach) ask(ctx context.Context) {
+func (r *reach) askThroughPool(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, reachLimit)
 	defer cancel()
-	err := r.probe.Ask(ctx)
+	err := r.probe.Ping(ctx)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch code := postgres.Code(err); {

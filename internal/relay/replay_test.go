@@ -37,8 +37,8 @@ func replays(t *testing.T, o relay.Options) *replay.Store {
 	return replay.NewStore(o.Pool, o.Slot, tables, nil)
 }
 
-// ask asks for a replay.
-func ask(t *testing.T, o relay.Options, request replay.Request) replay.Replay {
+// askForReplay asks for a replay.
+func askForReplay(t *testing.T, o relay.Options, request replay.Request) replay.Replay {
 	t.Helper()
 	if request.Subscriber == "" {
 		request.Subscriber = "sub"
@@ -48,7 +48,7 @@ func ask(t *testing.T, o relay.Options, request replay.Request) replay.Replay {
 	if err != nil {
 		t.Fatal(err)
 	}
-	asked, err := store.Ask(t.Context(), request, estimate.Rows, "ada", "to see")
+	asked, err := store.Create(t.Context(), request, estimate.Rows, "ada", "to see")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,7 +115,7 @@ func TestReplay_sendsWhatIsChosenAndNothingElse(t *testing.T) {
 		{"nothing", replay.Request{Key: "missing"}, nil, 0},
 	} {
 		before := len(again(sub.Calls()))
-		asked := ask(t, o, test.request)
+		asked := askForReplay(t, o, test.request)
 		done := awaitReplay(t, o, asked.ID, "the replay is done", isDone)
 		if got := again(sub.Calls())[before:]; !slices.Equal(got, test.want) {
 			t.Errorf("%s: sent %q, want %q", test.name, got, test.want)
@@ -147,7 +147,7 @@ func TestReplay_comesAfterWhatIsLiveAndLeavesOutWhatIsOwed(t *testing.T) {
 	eventually(t, "two dead letters", func() bool { return db.Int(`SELECT count(*) FROM walpost.owed WHERE state = 'dead'`) == 2 })
 	db.Exec(`DELETE FROM walpost.owed WHERE event_id LIKE 'row:%'`) // as if a person had discarded it
 	eventually(t, "the slow one is in its handler", func() bool { return slices.Contains(ids(sub.Calls()), "slow") })
-	asked := ask(t, o, replay.Request{Source: "lessons"})
+	asked := askForReplay(t, o, replay.Request{Source: "lessons"})
 	awaitReplay(t, o, asked.ID, "it waits", func(r replay.Replay) bool { return strings.Contains(r.Problem, "live") })
 	if got := again(sub.Calls()); got != nil {
 		t.Errorf("replayed %q while the first event of the key was live", got)
@@ -177,11 +177,11 @@ func TestReplay_missesNoRowThatCommitsAfterAHigherId(t *testing.T) {
 	mustExec(t, late, `INSERT INTO outbox (event_id, event_type, partition_key, payload) VALUES ('late', 'lesson.completed', 'a', '{}')`)
 	insert(db, "early", "a")
 	eventually(t, "the higher id is delivered", func() bool { return slices.Contains(ids(sub.Calls()), "early") })
-	asked := ask(t, o, replay.Request{Key: "a"})
+	asked := askForReplay(t, o, replay.Request{Key: "a"})
 	awaitReplay(t, o, asked.ID, "the replay is done", isDone)
 	mustExec(t, late, `COMMIT`)
 	eventually(t, "the lower id is delivered", func() bool { return slices.Contains(ids(sub.Calls()), "late") })
-	awaitReplay(t, o, ask(t, o, replay.Request{Key: "a"}).ID, "the second replay is done", isDone)
+	awaitReplay(t, o, askForReplay(t, o, replay.Request{Key: "a"}).ID, "the second replay is done", isDone)
 	if got, want := again(sub.Calls()), []string{"early", "late", "early"}; !slices.Equal(got, want) {
 		t.Errorf("replayed %q, want %q: by id", got, want)
 	}
@@ -199,7 +199,7 @@ func TestReplay_ofATableThatIsNeverMarked(t *testing.T) {
 	r := streaming(t, o)
 	db.Exec(`INSERT INTO facts (type, partition_key, payload) SELECT 'fact', 'a', '{}' FROM generate_series(1, 3)`)
 	eventually(t, "the second is in its handler", func() bool { return slices.Contains(ids(sub.Calls()), "2") })
-	asked := ask(t, o, replay.Request{Type: "fact"})
+	asked := askForReplay(t, o, replay.Request{Type: "fact"})
 	awaitReplay(t, o, asked.ID, "it waits", func(r replay.Replay) bool { return strings.Contains(r.Problem, "live") })
 	release()
 	awaitReplay(t, o, asked.ID, "the replay is done", isDone)
@@ -234,7 +234,7 @@ func TestReplay_makesDeadLettersAndRetriesTheRest(t *testing.T) {
 	})
 	o := options(t, db, sub)
 	r := delivered(t, db, o)
-	asked := ask(t, o, replay.Request{Key: "a"})
+	asked := askForReplay(t, o, replay.Request{Key: "a"})
 	done := awaitReplay(t, o, asked.ID, "the replay is done", isDone)
 	if done.Dead != 1 || done.Delivered != 2 {
 		t.Errorf("got %+v, want 1 dead and 2 delivered", done.Progress)
@@ -260,7 +260,7 @@ func TestReplay_aPausedSubscriberMakesItWait(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "the relay knows", func() bool { return r.Progress().Subscribers[0].Paused })
-	asked := ask(t, o, replay.Request{Key: "a"})
+	asked := askForReplay(t, o, replay.Request{Key: "a"})
 	awaitReplay(t, o, asked.ID, "it says what it waits for", func(r replay.Replay) bool { return strings.Contains(r.Problem, "paused") })
 	if err := people.Resume(t.Context(), "sub", "ada", ""); err != nil {
 		t.Fatal(err)
@@ -292,10 +292,10 @@ func TestReplay_oneAtATimeForEachSubscriber(t *testing.T) {
 	two := subscribertest.Recording().Named("two")
 	o := options(t, db, one, two)
 	r := delivered(t, db, o)
-	first := ask(t, o, replay.Request{Subscriber: "one", Key: "a"})
-	second := ask(t, o, replay.Request{Subscriber: "one", Key: "a"})
-	third := ask(t, o, replay.Request{Subscriber: "one", Key: "a"})
-	other := ask(t, o, replay.Request{Subscriber: "two", Key: "a"})
+	first := askForReplay(t, o, replay.Request{Subscriber: "one", Key: "a"})
+	second := askForReplay(t, o, replay.Request{Subscriber: "one", Key: "a"})
+	third := askForReplay(t, o, replay.Request{Subscriber: "one", Key: "a"})
+	other := askForReplay(t, o, replay.Request{Subscriber: "two", Key: "a"})
 	awaitReplay(t, o, other.ID, "the other's replay is done", isDone)
 	eventually(t, "the first is under way", func() bool { return len(again(one.Calls())) == 1 })
 	store := replays(t, o)
@@ -340,7 +340,7 @@ func TestReplay_goesOnAfterAStopAndAfterAKill(t *testing.T) {
 	sub := subscribertest.Recording()
 	o := options(t, db, sub)
 	delivered(t, db, o).shutDown()
-	asked := ask(t, o, replay.Request{Source: "lessons", Rate: 200})
+	asked := askForReplay(t, o, replay.Request{Source: "lessons", Rate: 200})
 
 	r := streaming(t, withRegistry(o))
 	eventually(t, "some are replayed", func() bool { return len(again(sub.Calls())) >= 100 })
@@ -407,13 +407,13 @@ func TestReplay_againDoesEachEffectOnceMoreAcrossAKill(t *testing.T) {
 		t.Errorf("estimate %+v, %v; want %d rows, all in the inbox", estimate, err, total)
 	}
 	r := streaming(t, withRegistry(o))
-	awaitReplay(t, o, ask(t, o, replay.Request{Source: "lessons"}).ID, "the first is done", isDone)
+	awaitReplay(t, o, askForReplay(t, o, replay.Request{Source: "lessons"}).ID, "the first is done", isDone)
 	r.shutDown()
 	if most, _ := effects(); most != 1 {
 		t.Errorf("an effect happened %d times, want once", most)
 	}
 
-	asked := ask(t, o, replay.Request{Source: "lessons", Again: true, Rate: 150})
+	asked := askForReplay(t, o, replay.Request{Source: "lessons", Again: true, Rate: 150})
 	_, kill := startMortal(t, db, withRegistry(o))
 	eventually(t, "some effects have happened again", func() bool { return db.Int(`SELECT count(*) FROM effects`) > total+100 })
 	kill()

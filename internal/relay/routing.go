@@ -34,8 +34,8 @@ func newRouting(subscriptions []Subscription, log *slog.Logger) *routing {
 	return r
 }
 
-// note is told of each type that comes, and of how many subscribers take it.
-func (r *routing) note(source, eventType string, takers int) {
+// noteTakers is told of each type that comes, and of how many subscribers take it.
+func (r *routing) noteTakers(source, eventType string, takers int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !slices.Contains(r.came, eventType) && len(r.came) < maxTypes {

@@ -58,7 +58,7 @@ func TestRelay_makesADeadLetterOfARowThatNoOneCanRead(t *testing.T) {
 		wantUnreadable(t, db, name, "a-1")
 	}
 
-	asked := ask(t, o, replay.Request{Subscriber: "other", Source: "lessons"})
+	asked := askForReplay(t, o, replay.Request{Subscriber: "other", Source: "lessons"})
 	done := awaitReplay(t, o, asked.ID, "the replay is done", isDone)
 	if done.Delivered != 5 || done.Dead != 1 {
 		t.Errorf("the replay: %d delivered, %d dead, %d invalid, want 5 and one dead letter; %s", done.Delivered, done.Dead, done.Invalid, done.Problem)

@@ -87,7 +87,7 @@ func TestAsk_refusesWhatCannotBeMeant(t *testing.T) {
 		{replay.Request{Subscriber: "sub", Source: "nosuch"}, `no source "nosuch"`},
 		{replay.Request{Subscriber: "sub", Source: "signals"}, "has no table"},
 	} {
-		_, err := store.Ask(t.Context(), test.request, 0, "ada", "why")
+		_, err := store.Create(t.Context(), test.request, 0, "ada", "why")
 		var refused debt.Refused
 		if !errors.As(err, &refused) || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%+v: got %v, want it refused with %q", test.request, err, test.want)
@@ -96,7 +96,7 @@ func TestAsk_refusesWhatCannotBeMeant(t *testing.T) {
 			t.Errorf("%+v: estimated with %v, want it refused", test.request, err)
 		}
 	}
-	if _, err := store.Ask(t.Context(), replay.Request{Subscriber: "missing", Key: "k"}, 0, "ada", "why"); !errors.Is(err, recorded.ErrNoSubscriber) {
+	if _, err := store.Create(t.Context(), replay.Request{Subscriber: "missing", Key: "k"}, 0, "ada", "why"); !errors.Is(err, recorded.ErrNoSubscriber) {
 		t.Errorf("got %v, want ErrNoSubscriber", err)
 	}
 	if n := db.Int(`SELECT (SELECT count(*) FROM walpost.replays) + (SELECT count(*) FROM walpost.audit)`); n != 0 {
@@ -112,7 +112,7 @@ func TestSave_isPartOfTheLeadershipAndLearnsOfACancel(t *testing.T) {
 	if err := fence.Lead(t.Context(), db.Pinned, "first", 0, false); err != nil {
 		t.Fatal(err)
 	}
-	asked, err := replays.Ask(t.Context(), replay.Request{Subscriber: "sub", Source: "lessons", Until: time.Now().Add(time.Hour), Again: true, Rate: 7}, 1, "ada", "why")
+	asked, err := replays.Create(t.Context(), replay.Request{Subscriber: "sub", Source: "lessons", Until: time.Now().Add(time.Hour), Again: true, Rate: 7}, 1, "ada", "why")
 	if err != nil {
 		t.Fatal(err)
 	}

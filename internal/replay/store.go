@@ -29,9 +29,9 @@ func NewStore(pool *postgres.Pool, slot string, tables []*outbox.Table, messages
 	return &Store{pool, slot, tables, messages}
 }
 
-// Ask makes a replay that the leader will act on. Rows that come after this moment are not part of it.
+// Create makes a replay that the leader will act on. Rows that come after this moment are not part of it.
 // estimated is the number of rows of an estimate.
-func (s *Store) Ask(ctx context.Context, request Request, estimated int64, who, why string) (Replay, error) {
+func (s *Store) Create(ctx context.Context, request Request, estimated int64, who, why string) (Replay, error) {
 	if err := request.Check(); err != nil {
 		return Replay{}, err
 	}

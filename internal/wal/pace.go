@@ -111,9 +111,9 @@ func (p *pace) next(longest time.Duration) time.Duration {
 	return p.wait / 2
 }
 
-// note takes what came since the last read that left nothing behind: how much, in which time, and how much of that was a
+// noteRead takes what came since the last read that left nothing behind: how much, in which time, and how much of that was a
 // wait. overfull says that not even the largest buffer had room for it.
-func (p *pace) note(brought int, took, slept time.Duration, overfull bool) {
+func (p *pace) noteRead(brought int, took, slept time.Duration, overfull bool) {
 	run := &p.shorter
 	if p.long {
 		run = &p.longer

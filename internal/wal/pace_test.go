@@ -82,7 +82,7 @@ var rules = map[string]func() rule{
 			if full && brought < maxBuffer {
 				return 0 // as the stream does
 			}
-			p.note(sum, since, waited, full)
+			p.noteRead(sum, since, waited, full)
 			sum, since, waited = 0, 0, 0
 			return p.next(backlogWait)
 		}
@@ -169,7 +169,7 @@ func TestPace_waitsNoLongerThanIsAllowed(t *testing.T) {
 	p := &pace{}
 	for range 10_000 {
 		wait := p.next(backlogWait)
-		p.note(int(wait+10*time.Microsecond), wait+10*time.Microsecond, wait, false)
+		p.noteRead(int(wait+10*time.Microsecond), wait+10*time.Microsecond, wait, false)
 	}
 	if p.wait != backlogWait {
 		t.Errorf("a server that is never held up is waited for %v, want %v", p.wait, backlogWait)
@@ -181,7 +181,7 @@ func TestPace_waitsNoLongerThanIsAllowed(t *testing.T) {
 		if wait := p.next(busyWait); wait > busyWait {
 			t.Fatalf("it waits %v, longer than %v", wait, busyWait)
 		}
-		p.note(1000, time.Millisecond, busyWait, false)
+		p.noteRead(1000, time.Millisecond, busyWait, false)
 	}
 }
 

@@ -202,7 +202,7 @@ func (s *stream) noteRead(n int, full bool) {
 		return
 	}
 	if s.traffic.longestWait() > 0 && !s.emptied.IsZero() {
-		s.pace.note(s.gathered, s.readAt.Sub(s.emptied), s.slept, overfull)
+		s.pace.noteRead(s.gathered, s.readAt.Sub(s.emptied), s.slept, overfull)
 	}
 	s.gathered, s.slept, s.emptied = 0, 0, s.readAt
 }

@@ -319,7 +319,7 @@ func (c *call) prepare(s *session, deliveries []subscriber.Delivery) []*sending 
 func (c *call) ready(s *session, topic string) error {
 	ctx, cancel := s.with(c.ctx)
 	defer cancel()
-	err := c.kafka.limits.ask(ctx, s.admin, topic)
+	err := c.kafka.limits.askTopic(ctx, s.admin, topic)
 	if c.ctx.Err() != nil {
 		return context.Cause(c.ctx)
 	}

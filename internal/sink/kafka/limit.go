@@ -64,8 +64,8 @@ func (l *limits) expire(topic string) {
 	}
 }
 
-// ask makes sure that a topic is there and its limit known. The error is Away.
-func (l *limits) ask(ctx context.Context, admin *kadm.Client, topic string) error {
+// askTopic makes sure that a topic is there and its limit known. The error is Away.
+func (l *limits) askTopic(ctx context.Context, admin *kadm.Client, topic string) error {
 	l.mu.Lock()
 	known, ok := l.known[topic]
 	l.mu.Unlock()

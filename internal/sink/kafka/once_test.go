@@ -249,8 +249,8 @@ func TestTrail_keepsThePlaceOfWhatIsNotRecorded(t *testing.T) {
 	at := func(n int) string { return event.Position{Epoch: 1, Commit: event.LSN(8 * n)}.String() }
 	now := time.Unix(0, 0)
 	trail := newTrail()
-	note := func(all ...sent) { trail.note(trail.unnoted(all, 7)) }
-	commit := func(all ...sent) { note(all...); trail.add(all, false, now); now = now.Add(stretchOf) }
+	noteAll := func(all ...sent) { trail.notePlaces(trail.unnoted(all, 7)) }
+	commit := func(all ...sent) { noteAll(all...); trail.add(all, false, now); now = now.Add(stretchOf) }
 	want := func(what string, places map[partition]place, want map[partition]int64) {
 		t.Helper()
 		got := map[partition]int64{}
@@ -276,7 +276,7 @@ func TestTrail_keepsThePlaceOfWhatIsNotRecorded(t *testing.T) {
 	now = now.Add(owedFor)
 	trail.forget(now)
 	want("and the debt for long", trail.behind(), map[partition]int64{a: 12, b: 7})
-	trail.note(trail.behind())
+	trail.notePlaces(trail.behind())
 	if places := trail.unnoted([]sent{{a, 12, at(9), false}}, 8); fmt.Sprint(places[a].producers) != "[7 8]" || places[a].at != 12 {
 		t.Errorf("with another producer id %v", places)
 	}

@@ -235,7 +235,7 @@ func (s *session) notePlaces(ctx context.Context, places map[partition]place) er
 	if err != nil {
 		return fmt.Errorf("note in the offsets of group %s from where to read back: %w", group, err)
 	}
-	s.trail.note(places)
+	s.trail.notePlaces(places)
 	return nil
 }
 

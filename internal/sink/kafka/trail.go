@@ -228,8 +228,8 @@ func (t *trail) behind() map[partition]place {
 	return places
 }
 
-// note notes what the brokers have.
-func (t *trail) note(places map[partition]place) {
+// notePlaces notes what the brokers have.
+func (t *trail) notePlaces(places map[partition]place) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	maps.Copy(t.noted, places)

@@ -73,7 +73,7 @@ func (h *Hub) admit(r *http.Request) (request, *refusal) {
 	}
 	token := h.tokenOf(r)
 	if h.Ask != "" && len(h.Tokens) == 0 && h.JWT == nil {
-		return asked, h.ask(r.Context(), asked.aggregate, token)
+		return asked, h.askService(r.Context(), asked.aggregate, token)
 	}
 	if token == "" {
 		return asked, noToken
@@ -84,7 +84,7 @@ func (h *Hub) admit(r *http.Request) (request, *refusal) {
 		}
 	}
 	if h.Ask != "" {
-		return asked, h.ask(r.Context(), asked.aggregate, token)
+		return asked, h.askService(r.Context(), asked.aggregate, token)
 	}
 	return asked, nil
 }
@@ -224,8 +224,8 @@ func newAsker() *http.Client {
 	}
 }
 
-// ask lets the URL decide: 2xx is yes, 401, 403 and 404 are no.
-func (h *Hub) ask(ctx context.Context, aggregate, token string) *refusal {
+// askService lets the URL decide: 2xx is yes, 401, 403 and 404 are no.
+func (h *Hub) askService(ctx context.Context, aggregate, token string) *refusal {
 	select {
 	case h.asking <- struct{}{}:
 		defer func() { <-h.asking }()

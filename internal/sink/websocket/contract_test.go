@@ -111,12 +111,12 @@ func (f *followed) follow(aggregate string) {
 			if err != nil {
 				return
 			}
-			f.clients.note(f.t, aggregate, text)
+			f.clients.noteText(f.t, aggregate, text)
 		}
 	}()
 }
 
-func (c *clients) note(t *testing.T, key string, text []byte) {
+func (c *clients) noteText(t *testing.T, key string, text []byte) {
 	var m struct {
 		ID            string
 		Payload       json.RawMessage
