@@ -3,7 +3,6 @@ package replay
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -114,29 +113,6 @@ func (s *Store) estimateSource(ctx context.Context, tx pgx.Tx, table *outbox.Tab
 		whole.Notes = append(whole.Notes, fmt.Sprintf("Source %s has %s without a time, which no choice by time finds.", part.Source, printable.Count(timeless, "row")))
 	}
 	return part, nil
-}
-
-// chosenTables are the tables that the request is about, if all of them can choose by what it says.
-func (s *Store) chosenTables(request Request) ([]*outbox.Table, error) {
-	var chosen []*outbox.Table
-	for _, table := range s.tables {
-		if request.Source != "" && table.Source.Name != request.Source {
-			continue
-		}
-		if err := table.CanChoose(request.Choice()); err != nil {
-			return nil, debt.Refused(fmt.Sprintf("replay: %v; --source chooses another source", err))
-		}
-		chosen = append(chosen, table)
-	}
-	switch {
-	case len(chosen) > 0:
-		return chosen, nil
-	case slices.Contains(s.messages, request.Source):
-		return nil, debt.Refused(fmt.Sprintf("replay: source %q has no table, so nothing of it is kept that could be sent again", request.Source))
-	case request.Source != "":
-		return nil, debt.Refused(fmt.Sprintf("replay: the configuration has no source %q", request.Source))
-	}
-	return nil, debt.Refused("replay: no source has a table, so nothing is kept that could be sent again")
 }
 
 func hours(d time.Duration) string {
