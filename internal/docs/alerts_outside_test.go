@@ -20,6 +20,7 @@ type values map[string]string
 func healthy() values {
 	return values{
 		`up{instance="a"}`: "1x80", `up{instance="b"}`: "1x80",
+		`walpost_build_info{instance="a"}`: "1x80", `walpost_build_info{instance="b"}`: "1x80",
 		`walpost_leader{instance="a"}`: "1x80", `walpost_leader{instance="b"}`: "0x80",
 		`walpost_term{instance="a"}`: "7x80", `walpost_term{instance="b"}`: "0x80",
 		`walpost_slot_present{instance="a"}`: "1x80", `walpost_slot_present{instance="b"}`: "1x80",
@@ -60,8 +61,8 @@ const (
 	weeks = 2 * week / 5 // values every five minutes
 )
 
-// TestOutside_AlertsFireForTheirFaultAlone gives promtool each fault, on the ground of a healthy pair of relays, and asks
-// for all alerts that fire.
+// S-444, S-445: TestOutside_AlertsFireForTheirFaultAlone gives promtool each fault, on the ground of a healthy pair of
+// relays, and asks for all alerts that fire.
 func TestOutside_AlertsFireForTheirFaultAlone(t *testing.T) {
 	promtool, err := exec.LookPath("promtool")
 	if err != nil {
@@ -123,9 +124,13 @@ func TestOutside_AlertsFireForTheirFaultAlone(t *testing.T) {
 		{name: "one write has failed", change: values{`walpost_record_errors_total{instance="a"}`: "0x40 1x40"}},
 		{name: "both relays are down", only: true, want: "WalpostRelayAbsent", change: values{
 			`up{instance="a"}`: "1x40 0x40", `up{instance="b"}`: "1x40 0x40"}},
-		{name: "one of two is down", only: true, change: values{`up{instance="a"}`: "1x80", `up{instance="b"}`: "1x40 0x40"}},
+		{name: "one of two is down", only: true, want: "WalpostRelayDown", change: values{
+			`up{instance="a"}`: "1x80", `up{instance="b"}`: "1x40 0x40", `walpost_build_info{instance="a"}`: "1x80"}},
+		{name: "one of two starts again", only: true, change: values{
+			`up{instance="a"}`: "1x80", `up{instance="b"}`: "1x60 0x10 1x10", `walpost_build_info{instance="a"}`: "1x80"}},
 		{name: "the server keeps more than the budget", want: "WalpostWALOverBudget", change: values{
 			`walpost_slot_retained_bytes{instance="a"}`: "12e9x80"}},
+		{name: "the budget is 0, and the server keeps what it always does", change: values{`walpost_wal_budget_bytes{instance="a"}`: "0x80"}},
 		{name: "a former slot holds WAL", want: "WalpostOldSlot", labels: `slot="old"`, change: values{
 			`walpost_unread_slot_retained_bytes{instance="a",slot="old"}`: "2e9x80", `walpost_unread_slot_retained_bytes{instance="b",slot="old"}`: "2e9x80"}},
 		{name: "vacuum is held back in the catalogue", want: "WalpostOldCatalogue", change: values{

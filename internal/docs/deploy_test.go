@@ -76,30 +76,6 @@ func TestCompose_setsOnlyOptionsThatExist(t *testing.T) {
 	}
 }
 
-// A panel that asks for a metric no one has stays empty and looks like good news.
-func TestDashboard_asksOnlyForMetricsThatExist(t *testing.T) {
-	known := literals(t, regexp.MustCompile(`"(walpost_[a-z_]+)"`))
-	dashboard, err := os.ReadFile("../../deploy/grafana/dashboards/walpost.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	asked := regexp.MustCompile(`walpost_[a-z_]+`).FindAllString(string(dashboard), -1)
-	if len(asked) == 0 {
-		t.Fatal("the dashboard asks for nothing")
-	}
-	for _, name := range asked {
-		if !known[strings.TrimSuffix(name, "_bucket")] {
-			t.Errorf("the dashboard asks for %s, which nothing registers", name)
-		}
-	}
-	// Each relay has the same figures of the slot.
-	for _, expr := range regexp.MustCompile(`"expr": "(.*walpost_slot_.*)"`).FindAllStringSubmatch(string(dashboard), -1) {
-		if !strings.HasPrefix(expr[1], "max(") {
-			t.Errorf("%s is not the max over the relays", expr[1])
-		}
-	}
-}
-
 // literals finds what the pattern's group matches in the code under internal/, tests aside.
 func literals(t *testing.T, pattern *regexp.Regexp) map[string]bool {
 	t.Helper()

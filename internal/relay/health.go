@@ -70,6 +70,8 @@ func (v *view) Health() Health {
 		p.addWriteErrors(&h)
 		subscribers := p.subscribers(now.lost)
 		addLost(&h, subscribers)
+		addAway(&h, subscribers)
+		v.addSlot(&h, p)
 		if still, open := v.standsStill(p); open > 0 && still > stallAfter {
 			h.fail("%s open and nothing has moved for %v", printable.Count(int64(open), "event", "is"), still.Round(time.Second))
 			p.addHolders(&h, subscribers)
@@ -128,6 +130,36 @@ func (p *parts) addHolders(h *Health, subscribers []Subscriber) {
 		if n, oldest := p.tracker.OpenOf(l.number); oldest != nil {
 			h.addProblem("%s to be recorded as owed to subscriber %q, which has left the configuration; the oldest is event %q", printable.Count(int64(n), "event", "is"), l.name, oldest.ID)
 		}
+	}
+}
+
+// addAway names who takes nothing at the moment: its events are owed to it, and it holds WAL meanwhile.
+func addAway(h *Health, subscribers []Subscriber) {
+	for _, s := range subscribers {
+		if s.Away {
+			h.addProblem("subscriber %q is away, and is tried with one event at a time; it holds %s of WAL; last error: %s", s.Name, printable.Size(s.HoldingWALBytes), orNone(s.LastError))
+		}
+	}
+}
+
+const (
+	// soonLost is how long before the loss of the slot it is said.
+	soonLost = time.Hour
+	// alwaysKept is how much WAL a server may keep for a slot that nothing holds, in bytes: it lets go only from
+	// checkpoint to checkpoint. The alert WalpostWALOverBudget has the same number.
+	alwaysKept = 100e6
+)
+
+// addSlot says that the server will give the slot up, or keeps more for it than debt may hold.
+func (v *view) addSlot(h *Health, p *parts) {
+	kept, safe, left := v.slotMetrics.Kept()
+	if safe >= 0 && left < soonLost {
+		h.addProblem("the server gives slot %q up when it has written %s more WAL, in %v if it goes on as now: raise max_slot_wal_keep_size, or end what writes so much",
+			v.Slot, printable.Size(safe), left.Round(time.Second))
+	}
+	if kept > max(p.recorder.budget, alwaysKept) {
+		h.addProblem("the server keeps %s of WAL for slot %q, more than wal_budget (%s): what no subscriber holds is held by an old transaction (pg_stat_activity, the oldest backend_xmin or xact_start)",
+			printable.Size(kept), v.Slot, printable.Size(p.recorder.budget))
 	}
 }
 

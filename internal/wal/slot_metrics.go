@@ -95,6 +95,23 @@ func (m *Metrics) Observe(at time.Time, slot *Slot, unread []Unread) {
 	}
 }
 
+// Kept is how much WAL the server keeps for the slot, how much it may still write before it gives the slot up, and how
+// long that takes at the present rate: 0, -1 and any time where it does not answer, has no such slot or no limit.
+func (m *Metrics) Kept() (kept, safe int64, left time.Duration) {
+	m.slots.mu.Lock()
+	defer m.slots.mu.Unlock()
+	slot := m.slots.slot
+	if !m.slots.known || slot == nil {
+		return 0, -1, 0
+	}
+	if slot.SafeBytes == nil {
+		return slot.RetainedBytes, -1, 0
+	}
+	const forever = 1 << 31 // seconds
+	seconds := min(secondsLeft(slot.SafeBytes, m.slots.rate.worst()), forever)
+	return slot.RetainedBytes, max(0, *slot.SafeBytes), time.Duration(seconds * float64(time.Second))
+}
+
 // Unobserved shows nothing about the slot: the server does not answer.
 func (m *Metrics) Unobserved() {
 	m.slots.mu.Lock()
