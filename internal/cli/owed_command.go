@@ -186,7 +186,7 @@ type owedAdd struct {
 	adminOptions
 	reasonOption
 	Subscriber string   `required:"" placeholder:"NAME" help:"Subscriber that gets the events."`
-	State      string   `enum:",waiting,dead" default:"" placeholder:"STATE" help:"waiting or dead. Without it: waiting; of deadletters dead."`
+	State      string   `enum:",waiting,dead" default:"" placeholder:"STATE" help:"waiting or dead. Default: waiting; for deadletters: dead."`
 	Events     []string `arg:"" name:"event" help:"Event ids, at most 1000."`
 }
 

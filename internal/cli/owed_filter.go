@@ -9,7 +9,7 @@ import (
 type filterOptions struct {
 	Subscriber string `placeholder:"NAME" help:"Owed to this subscriber."`
 	Source     string `placeholder:"NAME" help:"From this source."`
-	State      string `enum:",waiting,dead" default:"" placeholder:"STATE" help:"waiting or dead. Without it: both; of deadletters dead."`
+	State      string `enum:",waiting,dead" default:"" placeholder:"STATE" help:"waiting or dead. Default: both; for deadletters: dead."`
 	Type       string `placeholder:"TYPE" help:"Events of this type."`
 	Key        string `placeholder:"KEY" help:"Events of this key."`
 	Event      string `placeholder:"ID" help:"This event."`

@@ -92,7 +92,7 @@ func (s tracedPipeline) Send(ctx context.Context, deliveries []subscriber.Delive
 	}()
 	s.pipe.Send(ctx, deliveries, func(i int, err error) {
 		done(i, err) // it panics at a report that must not be
-		call.noteError(err)
+		call.noteEnd(err)
 		if open.Add(-1) == 0 {
 			call.endNoted()
 		}
@@ -179,11 +179,11 @@ func (c *call) end(err error) {
 	case errors.As(err, &partial):
 		for i := range c.count { // in order, so that the first error is the first event's
 			if failed := partial.Failed[i]; failed != nil {
-				c.noteError(failed)
+				c.noteEnd(failed)
 			}
 		}
 	default:
-		c.noteError(err)
+		c.noteEnd(err)
 		c.mu.Lock()
 		c.failed = c.count
 		c.mu.Unlock()
@@ -191,8 +191,8 @@ func (c *call) end(err error) {
 	c.endNoted()
 }
 
-// noteError notes how one delivery has ended.
-func (c *call) noteError(err error) {
+// noteEnd notes how one delivery has ended.
+func (c *call) noteEnd(err error) {
 	if err == nil {
 		return
 	}
