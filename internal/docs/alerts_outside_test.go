@@ -61,8 +61,8 @@ const (
 	weeks = 2 * week / 5 // values every five minutes
 )
 
-// S-444, S-445: TestOutside_AlertsFireForTheirFaultAlone gives promtool each fault, on the ground of a healthy pair of
-// relays, and asks for all alerts that fire.
+// S-444, S-445, S-448, S-449: TestOutside_AlertsFireForTheirFaultAlone gives promtool each fault, on the ground of a
+// healthy pair of relays, and asks for all alerts that fire.
 func TestOutside_AlertsFireForTheirFaultAlone(t *testing.T) {
 	promtool, err := exec.LookPath("promtool")
 	if err != nil {
@@ -121,6 +121,8 @@ func TestOutside_AlertsFireForTheirFaultAlone(t *testing.T) {
 		{name: "the standby has taken over", change: values{
 			`walpost_leader{instance="a"}`: "1x40 0x40", `walpost_leader{instance="b"}`: "0x41 1x40", `walpost_term{instance="b"}`: "0x41 8x40"}},
 		{name: "nothing can be recorded", want: "WalpostRecordErrors", change: values{`walpost_record_errors_total{instance="a"}`: "0x40 0+5x40"}},
+		{name: "Postgres is away, and what is finished cannot be recorded", want: "WalpostNoLeader", change: values{
+			`walpost_leader{instance="a"}`: "1x40 0x40", `walpost_record_errors_total{instance="a"}`: "0x40 0+5x40"}},
 		{name: "one write has failed", change: values{`walpost_record_errors_total{instance="a"}`: "0x40 1x40"}},
 		{name: "both relays are down", only: true, want: "WalpostRelayAbsent", change: values{
 			`up{instance="a"}`: "1x40 0x40", `up{instance="b"}`: "1x40 0x40"}},
@@ -169,11 +171,11 @@ func TestOutside_AlertsFireForTheirFaultAlone(t *testing.T) {
 		for _, name := range slices.Sorted(maps.Keys(series)) {
 			fmt.Fprintf(out, "      - {series: '%s', values: '%s'}\n", strings.Replace(name, "{", `{job="walpost",`, 1), series[name])
 		}
-		fmt.Fprintf(out, "    promql_expr_test:\n      - expr: count by (alertname, severity, subscriber, slot) (ALERTS{alertstate=\"firing\"})\n"+
+		fmt.Fprintf(out, "    promql_expr_test:\n      - expr: count by (job, alertname, severity, subscriber, slot) (ALERTS{alertstate=\"firing\"})\n"+
 			"        eval_time: %dm\n        exp_samples:\n", c.at)
 		if c.want != "" {
 			fired[c.want] = true
-			labels := []string{fmt.Sprintf("alertname=%q", c.want), fmt.Sprintf("severity=%q", severity[c.want])}
+			labels := []string{`job="walpost"`, fmt.Sprintf("alertname=%q", c.want), fmt.Sprintf("severity=%q", severity[c.want])}
 			if c.labels != "" {
 				labels = append(labels, c.labels)
 			}
