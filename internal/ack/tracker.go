@@ -84,6 +84,9 @@ type Entry struct {
 	// Owed tells that some delivery was recorded in walpost.owed, so that its row is to be marked only if
 	// nothing of it is waiting or dead there any more.
 	Owed bool
+	// Other tells that some delivery was neither made nor recorded, because another row with the same identity is
+	// recorded: the row is not to be marked.
+	Other bool
 
 	txn        *transaction
 	open       int // deliveries that are not finished; guarded by Tracker.mu
@@ -204,6 +207,7 @@ func (t *Tracker) Marker(walEnd event.LSN) {
 type End struct {
 	Delivery *Delivery
 	Recorded bool // something of it stands in walpost.owed; else it was delivered
+	Other    bool // what stands there is of another row with the same identity
 	Attempts int  // failed ones
 }
 
@@ -213,6 +217,7 @@ func (t *Tracker) Finish(ends ...End) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, e := range ends {
+		e.Delivery.Other = e.Delivery.Other || e.Other
 		t.endDeliveryLocked(e.Delivery, e.Recorded, e.Attempts)
 	}
 }

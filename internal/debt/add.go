@@ -74,7 +74,7 @@ func (s *Store) add(ctx context.Context, tx pgx.Tx, subscriber string, ids []str
 		}
 		for _, row := range ended {
 			row.Err = why
-			if err := s.recordDead(ctx, tx, subscriber, row.Owed); err != nil {
+			if _, err := s.recordDead(ctx, tx, subscriber, row.Owed); err != nil {
 				return 0, nil, err
 			}
 			changed++
@@ -109,7 +109,7 @@ func (s *Store) add(ctx context.Context, tx pgx.Tx, subscriber string, ids []str
 	}
 	for _, letter := range added {
 		letter.Err = why
-		if err := s.recordDead(ctx, tx, subscriber, letter); err != nil {
+		if _, err := s.recordDead(ctx, tx, subscriber, letter); err != nil {
 			return 0, nil, err
 		}
 	}

@@ -1,6 +1,7 @@
 package debt
 
 import (
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -100,8 +101,8 @@ var (
 	leaves              = recordUnless("ON CONFLICT DO NOTHING")
 	moves               = recordUnless(becomesPlaced)
 	recordUnmarked      = insert(ofEach, false, true) + "\nON CONFLICT (slot, event_id, source, occurrence, subscriber) DO UPDATE SET mark = true"
-	recordDeadReference = insert(ofEach, false, false) + becomesDead
-	recordDeadCopy      = insert(slices.Concat(ofEach, ofCopies), true, false) + becomesDead + replaces(ofCopies) + ", copied = true"
+	recordDeadReference = insert(ofEach, false, false) + becomesDead + thisRow
+	recordDeadCopy      = insert(slices.Concat(ofEach, ofCopies), true, false) + becomesDead + replaces(ofCopies) + ", copied = true" + thisRow
 )
 
 // onConflict are the statements that record references and copies, and what they do with what is recorded already.
@@ -116,7 +117,17 @@ const becomesPlaced = `
 	ON CONFLICT (slot, event_id, source, occurrence, subscriber) DO UPDATE SET
 	    epoch = excluded.epoch, commit_lsn = excluded.commit_lsn, ordinal = excluded.ordinal, bound = excluded.bound,
 	    made_up = excluded.made_up, in_table_order = excluded.in_table_order
-	WHERE owed.state = 'waiting'`
+	WHERE owed.state = 'waiting' AND owed.row_id = excluded.row_id`
+
+// thisRow lets the dead letter of another row with the same identity change nothing.
+var thisRow = "\n\tWHERE NOT " + otherRow("owed", "excluded")
+
+// otherRow is the condition under which walpost.owed, named o, has another row than u, both with one identity. A message has
+// no row: there positions tell, where both are those of commits of one server.
+func otherRow(o, u string) string {
+	return fmt.Sprintf(`(%[1]s.row_id <> %[2]s.row_id OR %[2]s.row_id = '' AND NOT %[1]s.made_up AND NOT %[2]s.made_up AND %[1]s.epoch = %[2]s.epoch
+		AND (%[1]s.commit_lsn, %[1]s.ordinal) <> (%[2]s.commit_lsn::pg_lsn, %[2]s.ordinal))`, o, u)
+}
 
 // becomesDead keeps the position, and whatever copy there is.
 const becomesDead = `

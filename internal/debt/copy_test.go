@@ -37,11 +37,11 @@ func TestRecord_ofManyWritesWhatOneOfFewWrites(t *testing.T) {
 					many[i].FirstFailure, many[i].LastFailure, many[i].NextAttempt = began, began.Add(time.Hour), began.Add(2*time.Hour)
 				}
 			}
-			if err := store.Record(t.Context(), "many", many); err != nil {
+			if _, err := store.Record(t.Context(), "many", many); err != nil {
 				t.Fatal(err)
 			}
 			for begin := 0; begin < number; begin += 50 {
-				if err := store.Record(t.Context(), "few", many[begin:begin+50]); err != nil {
+				if _, err := store.Record(t.Context(), "few", many[begin:begin+50]); err != nil {
 					t.Fatal(err)
 				}
 			}

@@ -59,7 +59,7 @@ func TestMarkRows_marksWhatIsPaidAndOwedToNoOneElse(t *testing.T) {
 	store, events := open(t, db, lessons()), fill(t, db, 3)
 	record(t, store, "a", events...)
 	record(t, store, "b", events[1])
-	if err := store.Dead(t.Context(), "b", lane.Owed{Event: events[2]}); err != nil {
+	if _, err := store.Dead(t.Context(), "b", lane.Owed{Event: events[2]}); err != nil {
 		t.Fatal(err)
 	}
 	pay(t, store, "a", 100, lane.Paid{Event: events[0], Attempts: 3}, lane.Paid{Event: events[1]}, lane.Paid{Event: events[2]})

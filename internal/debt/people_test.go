@@ -20,7 +20,7 @@ import (
 func dead(t *testing.T, store *debt.Store, subscriber, reason string, events ...*event.Event) {
 	t.Helper()
 	for _, e := range events {
-		if err := store.Dead(t.Context(), subscriber, lane.Owed{Event: e, Attempts: 2, Err: reason}); err != nil {
+		if _, err := store.Dead(t.Context(), subscriber, lane.Owed{Event: e, Attempts: 2, Err: reason}); err != nil {
 			t.Fatal(err)
 		}
 	}

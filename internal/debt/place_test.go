@@ -27,11 +27,11 @@ func TestPlaceMarked_bringsWhatWaitsIntoTheOrderOfItsTable(t *testing.T) {
 			waiting := []int{2, 4, 0, 3} // by their positions: e3, e5, e1, e4
 			for at, n := range waiting {
 				events[n].Position, events[n].Bound = event.Position{Epoch: 1, Commit: 800, Ordinal: int64(at)}, 801
-				if err := store.Record(t.Context(), "sub", []lane.Owed{{Event: events[n]}}); err != nil {
+				if _, err := store.Record(t.Context(), "sub", []lane.Owed{{Event: events[n]}}); err != nil {
 					t.Fatal(err)
 				}
 			}
-			if err := store.Dead(t.Context(), "sub", lane.Owed{Event: events[1]}); err != nil {
+			if _, err := store.Dead(t.Context(), "sub", lane.Owed{Event: events[1]}); err != nil {
 				t.Fatal(err)
 			}
 			table, err := lessons().Inspect(t.Context(), db.Pinned)

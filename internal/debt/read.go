@@ -180,22 +180,24 @@ func (s *Store) Known(ctx context.Context, subscriber string, events []*event.Ev
 	if len(events) == 0 {
 		return known, nil
 	}
-	sources, ids, occurrences := make([]string, len(events)), make([]string, len(events)), make([]string, len(events))
-	for i, e := range events {
-		sources[i], ids[i], occurrences[i] = e.Source, e.ID, e.Occurrence
+	var c columns
+	for _, e := range events {
+		c.add(&lane.Owed{Event: e})
 	}
 	rows, err := s.pool.Query(ctx, `
-		SELECT a.n - 1, o.state, o.made_up AND NOT o.in_table_order FROM unnest($3::text[], $4::text[], $5::text[]) WITH ORDINALITY AS a(source, event_id, occurrence, n)
+		SELECT a.n - 1, o.state, o.made_up AND NOT o.in_table_order, `+otherRow("o", "a")+`
+		FROM unnest($3::text[], $4::text[], $5::text[], $6::int[], $7::text[], $8::bigint[], $9::bool[], $10::text[])
+		WITH ORDINALITY AS a(source, event_id, occurrence, epoch, commit_lsn, ordinal, made_up, row_id, n)
 		CROSS JOIN LATERAL ( -- LIMIT keeps it from becoming a join, which could read everything that is owed
-			SELECT state, made_up, in_table_order FROM walpost.owed
+			SELECT state, row_id, epoch, commit_lsn, ordinal, made_up, in_table_order FROM walpost.owed
 			WHERE slot = $1 AND event_id = a.event_id AND source = a.source AND occurrence = a.occurrence AND subscriber = $2 LIMIT 1) o`,
-		s.slot, subscriber, sources, ids, occurrences)
+		s.slot, subscriber, c.sources, c.ids, c.occurrences, c.epochs, c.commits, c.ordinals, c.madeUp, c.rows)
 	if err != nil {
 		return nil, fmt.Errorf("look up %s owed to %q: %w", printable.Count(len(events), "event"), subscriber, err)
 	}
 	var n int
 	var recorded lane.Recorded
-	_, err = pgx.ForEachRow(rows, []any{&n, &recorded.State, &recorded.MadeUp}, func() error {
+	_, err = pgx.ForEachRow(rows, []any{&n, &recorded.State, &recorded.MadeUp, &recorded.Other}, func() error {
 		known[n] = recorded
 		return nil
 	})

@@ -17,31 +17,40 @@ import (
 // Record makes deliveries waiting, all or none. A delivery that is recorded already stays as it is, except that a row at a
 // made-up position takes the real position of its event. An event is recorded by reference if only walpost deletes the rows
 // of its source, and only after this slot has marked them; otherwise with a copy, because the retention of another slot may
-// delete the rows of a source with mark: off.
-func (s *Store) Record(ctx context.Context, subscriber string, owed []lane.Owed) error {
+// delete the rows of a source with mark: off. It returns the indexes of those of which another row with the same identity is
+// recorded.
+func (s *Store) Record(ctx context.Context, subscriber string, owed []lane.Owed) (others []int, err error) {
 	if len(owed) == 0 {
-		return nil
+		return nil, nil
 	}
 	if len(owed) >= copyAtLeast {
 		err := s.inTx(ctx, func(tx pgx.Tx) error { return s.copyWaiting(ctx, tx, subscriber, owed) })
 		if postgres.Code(err) != "23505" { // unique_violation: some are recorded
-			return err
+			return nil, err
 		}
 	}
-	return s.inTx(ctx, func(tx pgx.Tx) error { return s.RecordWaiting(ctx, tx, subscriber, owed) })
+	err = s.inTx(ctx, func(tx pgx.Tx) (err error) {
+		others, err = s.recordWaiting(ctx, tx, subscriber, owed, leaves)
+		return err
+	})
+	return others, err
 }
 
 // RecordWaiting is Record within the caller's transaction, which must be one of postgres.InTx: a slot that
 // is being made writes the rows that waited before it, piece by piece, in the transaction that makes it
 // ready.
 func (s *Store) RecordWaiting(ctx context.Context, tx pgx.Tx, subscriber string, owed []lane.Owed) error {
-	return s.recordWaiting(ctx, tx, subscriber, owed, leaves)
+	_, err := s.recordWaiting(ctx, tx, subscriber, owed, leaves)
+	return err
 }
 
 // RecordRows is RecordWaiting for a pass over the tables: what waits already moves to its place among the rows, so that
-// the events of a key are sent in one order, whether they were owed before or not.
-func (s *Store) RecordRows(ctx context.Context, tx pgx.Tx, subscriber string, owed []lane.Owed) error {
-	return s.recordWaiting(ctx, tx, subscriber, once(owed), moves)
+// the events of a key are sent in one order, whether they were owed before or not. Of two rows with one identity it records
+// the first. It returns how many others there were.
+func (s *Store) RecordRows(ctx context.Context, tx pgx.Tx, subscriber string, owed []lane.Owed) (others int, err error) {
+	first := once(owed)
+	recorded, err := s.recordWaiting(ctx, tx, subscriber, first, moves)
+	return len(owed) - len(first) + len(recorded), err
 }
 
 // PlaceRows moves those of the deliveries that wait to their places among the rows of a pass over the tables, and records
@@ -85,9 +94,9 @@ func once(owed []lane.Owed) []lane.Owed {
 	})
 }
 
-func (s *Store) recordWaiting(ctx context.Context, tx pgx.Tx, subscriber string, owed []lane.Owed, conflict onConflict) error {
+func (s *Store) recordWaiting(ctx context.Context, tx pgx.Tx, subscriber string, owed []lane.Owed, conflict onConflict) (others []int, err error) {
 	byReference := s.byReference()
-	for len(owed) > 0 {
+	for done := 0; len(owed) > 0; {
 		n := fit(owed)
 		there := false // some were recorded already
 		var references, copies columns
@@ -112,18 +121,49 @@ func (s *Store) recordWaiting(ctx context.Context, tx pgx.Tx, subscriber string,
 			}
 			inserted, err := tx.Exec(ctx, write.sql, append([]any{s.slot, subscriber, lane.StateWaiting}, write.args...)...)
 			if err != nil {
-				return fmt.Errorf("record %s as owed to %q: %w", printable.Count(len(write.rows.ids), "delivery"), subscriber, err)
+				return nil, fmt.Errorf("record %s as owed to %q: %w", printable.Count(len(write.rows.ids), "delivery"), subscriber, err)
 			}
 			there = there || int(inserted.RowsAffected()) < len(write.rows.ids)
 		}
 		if there {
 			if err := s.placeMadeUp(ctx, tx, subscriber, owed[:n]); err != nil {
-				return err
+				return nil, err
+			}
+			found, err := s.findOthers(ctx, tx, subscriber, owed[:n])
+			if err != nil {
+				return nil, err
+			}
+			for _, i := range found {
+				others = append(others, done+i)
 			}
 		}
-		owed = owed[n:]
+		owed, done = owed[n:], done+n
 	}
-	return nil
+	return others, nil
+}
+
+// findOthers returns, in order, the indexes of those of the deliveries of which another row with the same identity is
+// recorded.
+func (s *Store) findOthers(ctx context.Context, tx pgx.Tx, subscriber string, owed []lane.Owed) (others []int, err error) {
+	var c columns
+	for i := range owed {
+		c.add(&owed[i])
+	}
+	rows, err := tx.Query(ctx, `
+		SELECT (u.n - 1)::int FROM unnest($3::text[], $4::text[], $5::text[], $6::int[], $7::text[], $8::bigint[], $9::bool[], $10::text[])
+		WITH ORDINALITY AS u(source, event_id, occurrence, epoch, commit_lsn, ordinal, made_up, row_id, n)
+		CROSS JOIN LATERAL ( -- LIMIT keeps it from becoming a join, which could read everything that is owed
+			SELECT row_id, epoch, commit_lsn, ordinal, made_up FROM walpost.owed
+			WHERE slot = $1 AND event_id = u.event_id AND source = u.source AND occurrence = u.occurrence AND subscriber = $2 LIMIT 1) o
+		WHERE `+otherRow("o", "u")+` ORDER BY u.n`,
+		s.slot, subscriber, c.sources, c.ids, c.occurrences, c.epochs, c.commits, c.ordinals, c.madeUp, c.rows)
+	if err == nil {
+		others, err = pgx.CollectRows(rows, pgx.RowTo[int])
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look for other rows with the identity of what is owed to %q: %w", subscriber, err)
+	}
+	return others, nil
 }
 
 // placeMadeUp gives those deliveries the positions of their events that were recorded at made-up ones. It is no part of
@@ -138,8 +178,8 @@ func (s *Store) placeMadeUp(ctx context.Context, tx pgx.Tx, subscriber string, o
 		batch.Queue(`
 			UPDATE walpost.owed SET epoch = $6, commit_lsn = $7::text::pg_lsn, ordinal = $8, made_up = false, bound = $7::text::pg_lsn,
 			    xid = $9, committed_at = coalesce($10, committed_at)
-			WHERE `+theDelivery+` AND made_up AND NOT in_table_order AND state NOT IN ('paid')`,
-			append(delivery(s.slot, e.Identity(), subscriber), e.Position.Epoch, e.Position.Commit.String(), e.Position.Ordinal, int64(e.XID), known(e.CommittedAt))...)
+			WHERE `+theDelivery+` AND row_id = $11 AND made_up AND NOT in_table_order AND state NOT IN ('paid')`,
+			append(delivery(s.slot, e.Identity(), subscriber), e.Position.Epoch, e.Position.Commit.String(), e.Position.Ordinal, int64(e.XID), known(e.CommittedAt), e.Row)...)
 	}
 	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
 		return fmt.Errorf("give deliveries that were added the positions of their events: %w", err)
@@ -183,17 +223,21 @@ func fit(owed []lane.Owed) int {
 
 // Dead records a dead letter, or makes one of a delivery that is recorded in another state. It keeps a
 // copy of the event, unless there is nothing to copy: an event that was too large to be held is recorded
-// by reference to its row.
-func (s *Store) Dead(ctx context.Context, subscriber string, letter lane.Owed) error {
-	return s.inTx(ctx, func(tx pgx.Tx) error { return s.recordDead(ctx, tx, subscriber, letter) })
+// by reference to its row. other tells that another row with the same identity is recorded: that stays as it is.
+func (s *Store) Dead(ctx context.Context, subscriber string, letter lane.Owed) (other bool, err error) {
+	err = s.inTx(ctx, func(tx pgx.Tx) (err error) {
+		other, err = s.recordDead(ctx, tx, subscriber, letter)
+		return err
+	})
+	return other, err
 }
 
 // RecordDead is Dead within the caller's transaction, which must be one of postgres.InTx.
-func (s *Store) RecordDead(ctx context.Context, tx pgx.Tx, subscriber string, letter lane.Owed) error {
+func (s *Store) RecordDead(ctx context.Context, tx pgx.Tx, subscriber string, letter lane.Owed) (other bool, err error) {
 	return s.recordDead(ctx, tx, subscriber, letter)
 }
 
-func (s *Store) recordDead(ctx context.Context, tx pgx.Tx, subscriber string, letter lane.Owed) error {
+func (s *Store) recordDead(ctx context.Context, tx pgx.Tx, subscriber string, letter lane.Owed) (other bool, err error) {
 	var row columns
 	row.add(&letter)
 	args := append([]any{s.slot, subscriber, lane.StateDead}, row.args()...)
@@ -202,8 +246,9 @@ func (s *Store) recordDead(ctx context.Context, tx pgx.Tx, subscriber string, le
 		row.addCopy(e)
 		sql, args = recordDeadCopy, append(args, row.copyArgs()...)
 	}
-	if _, err := tx.Exec(ctx, sql, args...); err != nil {
-		return fmt.Errorf("record event %q as dead for %q: %w", letter.Event.ID, subscriber, err)
+	written, err := tx.Exec(ctx, sql, args...)
+	if err != nil {
+		return false, fmt.Errorf("record event %q as dead for %q: %w", letter.Event.ID, subscriber, err)
 	}
-	return nil
+	return written.RowsAffected() == 0, nil
 }

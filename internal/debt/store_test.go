@@ -73,7 +73,7 @@ func owed(events []*event.Event) []lane.Owed {
 
 func record(t testing.TB, store *debt.Store, subscriber string, events ...*event.Event) {
 	t.Helper()
-	if err := store.Record(t.Context(), subscriber, owed(events)); err != nil {
+	if _, err := store.Record(t.Context(), subscriber, owed(events)); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -188,7 +188,7 @@ func TestWaiting_saysThatARowIsGone(t *testing.T) {
 	// Then it is a dead letter without a copy, and still says so.
 	letter := got[0]
 	letter.Err = letter.Event.Invalid
-	if err := store.Dead(t.Context(), "sub", letter); err != nil {
+	if _, err := store.Dead(t.Context(), "sub", letter); err != nil {
 		t.Fatal(err)
 	}
 	rows, err := store.Show(t.Context(), "e1")
@@ -200,7 +200,7 @@ func TestWaiting_saysThatARowIsGone(t *testing.T) {
 	}
 	letter = got[1]
 	letter.Err = letter.Event.Invalid
-	if err := store.Dead(t.Context(), "sub", letter); err != nil {
+	if _, err := store.Dead(t.Context(), "sub", letter); err != nil {
 		t.Fatal(err)
 	}
 	lost, err := store.Lost(t.Context())
@@ -222,7 +222,7 @@ func TestLost_countsWhatNoOneCanSendAnyMore(t *testing.T) {
 		if o.Err = o.Event.Invalid; o.Err == "" {
 			o.Err = debt.Gone + ", says the receiver"
 		}
-		if err := store.Dead(t.Context(), "sub", o); err != nil {
+		if _, err := store.Dead(t.Context(), "sub", o); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -239,7 +239,7 @@ func TestLost_countsWhatNoOneCanSendAnyMore(t *testing.T) {
 	for _, o := range waiting(t, store, "sub")[:1] {
 		want(t, "known to be lost when it is read again", o.Event.Lost, true)
 		o.Err = o.Event.Invalid
-		if err := store.Dead(t.Context(), "sub", o); err != nil {
+		if _, err := store.Dead(t.Context(), "sub", o); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -357,7 +357,7 @@ func TestDead_keepsACopyUnlessTheEventWasTooLargeToHold(t *testing.T) {
 	null := *events[2]
 	null.Payload = nil
 	for _, e := range []*event.Event{events[0], &large, &null} {
-		if err := store.Dead(t.Context(), "sub", lane.Owed{Event: e, Attempts: 2, Err: "no"}); err != nil {
+		if _, err := store.Dead(t.Context(), "sub", lane.Owed{Event: e, Attempts: 2, Err: "no"}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -378,10 +378,9 @@ func TestRecordAndDead_areErrorsWhereTheDatabaseRefuses(t *testing.T) {
 	store, events := open(t, db, lessons()), fill(t, db, 2)
 	db.Exec(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no room for %', NEW.event_id; END $$`)
 	db.Exec(`CREATE TRIGGER refuse BEFORE INSERT ON walpost.owed FOR EACH ROW WHEN (NEW.event_id = 'e2') EXECUTE FUNCTION refuse()`)
-	for _, err := range []error{
-		store.Record(t.Context(), "sub", owed(events)),
-		store.Dead(t.Context(), "sub", lane.Owed{Event: events[1]}),
-	} {
+	_, recordErr := store.Record(t.Context(), "sub", owed(events))
+	_, deadErr := store.Dead(t.Context(), "sub", lane.Owed{Event: events[1]})
+	for _, err := range []error{recordErr, deadErr} {
 		if err == nil || !strings.Contains(err.Error(), "no room for e2") {
 			t.Errorf("got %v, want what the database says", err)
 		}
@@ -389,7 +388,7 @@ func TestRecordAndDead_areErrorsWhereTheDatabaseRefuses(t *testing.T) {
 	want(t, "recorded, all or none", db.Int(`SELECT count(*) FROM walpost.owed`), 0)
 	db.Exec(`DROP TRIGGER refuse ON walpost.owed`)
 	for range 2 {
-		if err := store.Dead(t.Context(), "sub", lane.Owed{Event: events[1]}); err != nil {
+		if _, err := store.Dead(t.Context(), "sub", lane.Owed{Event: events[1]}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -400,7 +399,7 @@ func TestRecord_takesWhatAReceiverSaysAndWhatPostgresCannotStore(t *testing.T) {
 	db := testdb.New(t)
 	store := open(t, db)
 	e := &event.Event{Source: "messages", ID: "e", Type: "t", Key: "a\x00b\xff", Payload: []byte(`"\u0000 ü"`), Position: event.Position{Epoch: 1}}
-	err := store.Record(t.Context(), "sub", []lane.Owed{{Event: e, Err: "\x00\xff" + strings.Repeat("ü", 4096)}})
+	_, err := store.Record(t.Context(), "sub", []lane.Owed{{Event: e, Err: "\x00\xff" + strings.Repeat("ü", 4096)}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -73,7 +73,7 @@ func (c *core) noteDeath(it *item, err error) (letter Owed, dies bool) {
 
 // writeDead records the dead letter of an item and shows whether that works.
 func (c *core) writeDead(ctx context.Context, it *item, letter Owed) error {
-	err := c.ower.Dead(ctx, c.Name(), letter)
+	other, err := c.ower.Dead(ctx, c.Name(), letter)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err != nil {
@@ -83,5 +83,8 @@ func (c *core) writeDead(ctx context.Context, it *item, letter Owed) error {
 	}
 	c.stats.DeadError = ""
 	it.finished = true
+	if it.other = other; other {
+		c.noteOtherLocked(it)
+	}
 	return nil
 }

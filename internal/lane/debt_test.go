@@ -162,7 +162,7 @@ func (d *debt) FindMarked(_ context.Context, events []*event.Event) (marked []in
 	return marked, nil
 }
 
-func (d *debt) Record(_ context.Context, _ string, owed []lane.Owed) error {
+func (d *debt) Record(_ context.Context, _ string, owed []lane.Owed) (others []int, err error) {
 	time.Sleep(d.slow)
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -174,15 +174,15 @@ func (d *debt) Record(_ context.Context, _ string, owed []lane.Owed) error {
 			r.Event, d.order = o.Event, nil
 		}
 	}
-	return nil
+	return nil, nil
 }
 
-func (d *debt) Dead(_ context.Context, _ string, letter lane.Owed) error {
+func (d *debt) Dead(_ context.Context, _ string, letter lane.Owed) (other bool, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.refuse {
 		d.refused++
-		return errRefused
+		return false, errRefused
 	}
 	before := d.rows[letter.Event.ID]
 	d.rows[letter.Event.ID], d.order = &row{letter, lane.StateDead}, nil
@@ -190,7 +190,7 @@ func (d *debt) Dead(_ context.Context, _ string, letter lane.Owed) error {
 	if before != nil && before.state == lane.StateWaiting {
 		d.rig.noteEnd(end{id: letter.Event.ID, dead: true, attempts: letter.Attempts})
 	}
-	return nil
+	return false, nil
 }
 
 func (d *debt) Waiting(_ context.Context, _ string, query lane.Query) (lane.WaitingPage, error) {

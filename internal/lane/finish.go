@@ -17,7 +17,7 @@ func (h *holdings) finish(it *item, err error, now time.Time) {
 	} else {
 		h.stats.Dead++
 		h.metrics.dead.Inc()
-		if h.options.BlockKey {
+		if h.options.BlockKey && !it.other {
 			h.blockKeyLocked(h.keyOf(it))
 		}
 	}
@@ -25,7 +25,7 @@ func (h *holdings) finish(it *item, err error, now time.Time) {
 	case liveOrigin:
 		h.noteCommitToAck(it, now)
 		h.open--
-		h.ends = append(h.ends, ack.End{Delivery: o.Delivery, Recorded: err != nil, Attempts: it.attempts()})
+		h.ends = append(h.ends, ack.End{Delivery: o.Delivery, Recorded: err != nil, Other: it.other, Attempts: it.attempts()})
 		if it.recorded == recordedWaiting && err == nil { // what a person has added meanwhile is paid with it
 			added := &item{ev: it.ev, origin: owedOrigin{}}
 			h.scope.takeInHand(added)

@@ -44,8 +44,12 @@ type holdings struct {
 	tried      map[*event.Event]*item // given back by a replay after they failed
 	items      slab.Of[item]
 	stats      Stats
-	readerWake chan struct{} // gets a token when the debt reader has something to do; never changes
+	others     map[typeOf]bool // told by noteOtherLocked
+	readerWake chan struct{}   // gets a token when the debt reader has something to do; never changes
 }
+
+// typeOf is what a second row of an identity is told once of.
+type typeOf struct{ source, event string }
 
 // Stats are counts for people; see relay.Subscriber.
 type Stats struct {

@@ -68,6 +68,9 @@ func (d *debtReader) lookUp(ctx context.Context, items []*item) (map[*item]Recor
 	var added []Owed
 	l.mu.Lock()
 	for i, recorded := range found {
+		if recorded.Other {
+			continue // says nothing of this row: it is sent, or meets the other one when it is recorded
+		}
 		known[items[i]] = recorded
 		if recorded.State == StateWaiting {
 			d.waiting, d.pass.unread = true, true
@@ -79,7 +82,7 @@ func (d *debtReader) lookUp(ctx context.Context, items []*item) (map[*item]Recor
 	}
 	l.mu.Unlock()
 	if len(added) > 0 {
-		if err := l.ower.Record(ctx, l.Name(), added); err != nil {
+		if _, err := l.ower.Record(ctx, l.Name(), added); err != nil {
 			return nil, fmt.Errorf("record where %s stand: %w", printable.Count(len(added), "added delivery"), err)
 		}
 		d.pass.again = true // one may stand before the cursor now

@@ -19,13 +19,14 @@ type Vectors struct {
 	keysInDebt  *prometheus.GaugeVec
 	recorded    *prometheus.CounterVec
 	debtErrors  *prometheus.CounterVec
+	others      *prometheus.CounterVec
 }
 
 // Metrics are those of one subscriber.
 type Metrics struct {
-	delivered, failed, dead, deadRefused, recorded, debtErrors prometheus.Counter
-	handle, commitToAck                                        prometheus.Observer
-	open, overdue, breakerOpen, inDebt, keysInDebt             prometheus.Gauge
+	delivered, failed, dead, deadRefused, recorded, debtErrors, others prometheus.Counter
+	handle, commitToAck                                                prometheus.Observer
+	open, overdue, breakerOpen, inDebt, keysInDebt                     prometheus.Gauge
 }
 
 // Histograms are native ones too: their buckets are a tenth apart, and coarser where values would need more than
@@ -89,8 +90,12 @@ func NewVectors(reg, leader prometheus.Registerer) *Vectors {
 			Name: "walpost_debt_errors_total",
 			Help: "Reads and writes of the debt that failed; they are tried again, and nothing is confirmed before.",
 		}, label),
+		others: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "walpost_rows_of_one_identity_total",
+			Help: "Rows that were not sent because another row with the same id and time was recorded as owed; they stay unpublished.",
+		}, label),
 	}
-	reg.MustRegister(v.deliveries, v.handle, v.commitToAck, v.deadRefused, v.recorded, v.debtErrors)
+	reg.MustRegister(v.deliveries, v.handle, v.commitToAck, v.deadRefused, v.recorded, v.debtErrors, v.others)
 	leader.MustRegister(v.open, v.overdue, v.breakerOpen, v.inDebt, v.keysInDebt)
 	return v
 }
@@ -112,6 +117,7 @@ func (v *Vectors) For(subscriber string) *Metrics {
 		keysInDebt:  v.keysInDebt.WithLabelValues(subscriber),
 		recorded:    v.recorded.WithLabelValues(subscriber),
 		debtErrors:  v.debtErrors.WithLabelValues(subscriber),
+		others:      v.others.WithLabelValues(subscriber),
 	}
 	for _, gauge := range []prometheus.Gauge{m.open, m.overdue, m.breakerOpen, m.inDebt, m.keysInDebt} {
 		gauge.Set(0)

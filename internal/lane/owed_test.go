@@ -97,7 +97,7 @@ func TestLane_whatComesAgainAfterACrashIsHandedOverBeforeTheDebtBehindIt(t *test
 			o.Ordering = ordering
 			r := newRig(t, sub, o)
 			owed := &event.Event{Source: "lessons", ID: "K/3", Key: "K", Type: "lesson.completed", Position: event.Position{Commit: 4 * 8}}
-			if err := r.debt.Record(t.Context(), "", []lane.Owed{{Event: owed}}); err != nil {
+			if _, err := r.debt.Record(t.Context(), "", []lane.Owed{{Event: owed}}); err != nil {
 				t.Fatal(err)
 			}
 			r.offer(series("K", 6)...)

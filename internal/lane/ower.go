@@ -23,9 +23,11 @@ type Ower interface {
 	Count(ctx context.Context, subscriber string, after event.Position, limit Limit) (Counted, error)
 	// Record makes deliveries waiting, all or none. One that is recorded already, in whatever state, stays as it
 	// is. But where it stands at a made-up position, because its row was read from its table, it takes the real one.
-	Record(ctx context.Context, subscriber string, owed []Owed) error
-	// Dead records a dead letter, or makes one of a waiting delivery.
-	Dead(ctx context.Context, subscriber string, letter Owed) error
+	// others are the indexes of those of which another row with the same identity is recorded: they are not.
+	Record(ctx context.Context, subscriber string, owed []Owed) (others []int, err error)
+	// Dead records a dead letter, or makes one of a waiting delivery. other tells that another row with the same identity
+	// is recorded: then nothing has changed.
+	Dead(ctx context.Context, subscriber string, letter Owed) (other bool, err error)
 	// Waiting reads waiting deliveries in the order of their positions. It returns at least one if there
 	// is any that the query asks for, among those that it examines. An event whose row is gone comes back as an
 	// invalid one that says so.
@@ -68,6 +70,8 @@ type Recorded struct {
 	State State
 	// MadeUp tells that its position is not that of its commit, because its row was read from its table.
 	MadeUp bool
+	// Other tells that it is of another row with the same identity.
+	Other bool
 }
 
 // Owed is a delivery that is recorded, or about to be.

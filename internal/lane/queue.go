@@ -22,6 +22,8 @@ type item struct {
 	failure *failure      // nil for one that has not failed, as nearly all; see past and failing
 	// dead: no more attempts, and failure has the reason; finished: and that is recorded.
 	dead, finished bool
+	// other: of its dead letter, another row with the same identity stands recorded.
+	other bool
 	// abandoned: recorded as owed while its handler did not return; what the handler says is ignored.
 	abandoned bool
 	// recorded: the debt had the live delivery already when that was looked up, while it was in its handler. If the

@@ -15,9 +15,8 @@ func (d *debtReader) recordBehindDebt(ctx context.Context) error {
 	l := d.l
 	var owed []Owed
 	var deliveries []*ack.Delivery
-	var dead []*item
+	var waiting, dead []*item
 	var letters []Owed // of them
-	counts := make(map[string]int)
 	l.mu.Lock()
 	batch := d.dueLocked(time.Now())
 	for _, it := range batch {
@@ -26,8 +25,7 @@ func (d *debtReader) recordBehindDebt(ctx context.Context) error {
 		case it.dead:
 			dead, letters = append(dead, it), append(letters, it.owedLocked())
 		default:
-			owed, deliveries = append(owed, it.owedLocked()), append(deliveries, it.delivery())
-			counts[l.options.Ordering.keyOf(it.ev)]++
+			owed, deliveries, waiting = append(owed, it.owedLocked()), append(deliveries, it.delivery()), append(waiting, it)
 		}
 	}
 	l.mu.Unlock()
@@ -39,11 +37,15 @@ func (d *debtReader) recordBehindDebt(ctx context.Context) error {
 			return err
 		}
 	}
+	var others []*item
 	if len(owed) > 0 {
-		if err := l.ower.Record(ctx, l.Name(), owed); err != nil {
+		of, err := l.ower.Record(ctx, l.Name(), owed)
+		if err != nil {
 			return fmt.Errorf("record %s as owed: %w", printable.Count(len(owed), "delivery"), err)
 		}
-		l.acks.Secure(deliveries)
+		waiting, others = split(waiting, of)
+		secured, _ := split(deliveries, of)
+		l.acks.Secure(secured)
 		for _, o := range owed {
 			d.count.noteRecorded(o.Event)
 		}
@@ -52,16 +54,20 @@ func (d *debtReader) recordBehindDebt(ctx context.Context) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	for _, it := range others {
+		l.noteOtherLocked(it)
+		l.acks.Finish(ack.End{Delivery: it.delivery(), Recorded: true, Other: true})
+	}
 	l.open -= len(owed)
 	l.metrics.open.Set(float64(l.open))
-	l.metrics.recorded.Add(float64(len(owed)))
+	l.metrics.recorded.Add(float64(len(waiting)))
 	s := &l.scope
 	s.behindDebt = rest(s.behindDebt, len(batch))
 	s.urgent = s.urgent && len(s.behindDebt) > 0
 	if !s.mode.whole() {
-		for key, n := range counts {
-			if _, ok := s.keys[key]; ok {
-				s.keys[key] += n
+		for _, it := range waiting {
+			if n, ok := s.keys[l.keyOf(it)]; ok {
+				s.keys[l.keyOf(it)] = n + 1
 			}
 		}
 	}

@@ -47,10 +47,10 @@ func newCounter(t *testing.T, listen, token string) *counter {
 			Position: event.Position{Epoch: 1, Commit: event.LSN(n * 8)},
 		}, Attempts: 3, Err: "503 from <the receiver>"}
 	}
-	if err := store.Record(t.Context(), "analytics", []lane.Owed{owed(1), owed(2)}); err != nil {
+	if _, err := store.Record(t.Context(), "analytics", []lane.Owed{owed(1), owed(2)}); err != nil {
 		t.Fatal(err)
 	}
-	if err := store.Dead(t.Context(), "billing", owed(3)); err != nil {
+	if _, err := store.Dead(t.Context(), "billing", owed(3)); err != nil {
 		t.Fatal(err)
 	}
 	return &counter{db, New(Options{

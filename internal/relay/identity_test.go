@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -271,5 +272,66 @@ func TestRelay_keepsTwoSourcesWithOneIdApart(t *testing.T) {
 	eventually(t, "nothing is owed", func() bool { return owed(db, "sub", "waiting") == 0 })
 	if got, want := strings.Join(db.Texts(`SELECT payload FROM effects ORDER BY 1`), ", "), "a bill, a game"; got != want {
 		t.Errorf("effects of %s, want %s", got, want)
+	}
+}
+
+// S-470: two rows of a table with one id and one time. They are one event; but while something of the first is recorded
+// the second is not sent, and must not be marked as if someone had had it.
+func TestRelay_marksNoSecondRowOfAnIdentityThatNoOneHad(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	var refused atomic.Value // a payload
+	refused.Store("first")
+	sub := keeping(func(_ context.Context, d subscriber.Delivery) error {
+		if string(d.Payload) == refused.Load() {
+			return errAway
+		}
+		return nil
+	})
+	sub.Named("sub")
+	db.Exec(`CREATE TABLE repeated (row bigserial PRIMARY KEY, event_id text, type text DEFAULT 'lesson.completed', partition_key text DEFAULT 'k',
+		payload text, created_at timestamptz DEFAULT '2024-03-10', published_at timestamptz)`)
+	o, log := logged(t, oneSource(owing(options(t, db, sub)), &outbox.Source{Name: "repeated", Schema: "public", Table: "repeated", Mark: true, Ours: true}))
+	r := streaming(t, o)
+	insert := func(id, payload string) {
+		db.Exec(`INSERT INTO repeated (event_id, payload) VALUES ($1, $2)`, id, payload)
+	}
+	insert("x", "first")
+	awaitOwed(t, db, "sub", 1)
+	insert("y", "between")
+	awaitOwed(t, db, "sub", 2)
+	insert("x", "second") // while the first waits
+	const told = `rows of other events have the id and time of one that is recorded`
+	eventually(t, "the log tells of the second row", func() bool { return strings.Contains(log.String(), told) })
+
+	// A session holds the first row: it is paid, and its mark has to wait.
+	holder := session(t, db.DSN)
+	tx, err := holder.Begin(t.Context())
+	if err == nil {
+		_, err = tx.Exec(t.Context(), `SELECT FROM repeated WHERE row = 1 FOR UPDATE`)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused.Store("between")
+	eventually(t, "the first is paid", func() bool { return owed(db, "sub", "paid") == 1 && owed(db, "sub", "waiting") == 1 })
+	insert("x", "third")
+	insert("z", "last")
+	awaitOwed(t, db, "sub", 2) // y and z
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	refused.Store("")
+	eventually(t, "the debt is paid", func() bool { return owed(db, "sub", "waiting")+owed(db, "sub", "paid") == 0 })
+	r.shutDown()
+	marked := strings.Fields(db.Text(`SELECT string_agg(payload, ' ' ORDER BY row) FROM repeated WHERE published_at IS NOT NULL`))
+	if got, want := marked, []string{"first", "between", "last"}; !slices.Equal(got, want) {
+		t.Errorf("marked as published are %q, want %q", got, want)
+	}
+	if got := metric(t, o, "walpost_rows_of_one_identity_total", "subscriber=sub"); got != 2 {
+		t.Errorf("%v rows are counted, want 2", got)
+	}
+	if got := strings.Count(log.String(), told); got != 1 {
+		t.Errorf("the log tells it %d times of one type, want once", got)
 	}
 }

@@ -52,8 +52,8 @@ type leaver struct {
 // recordOwer is the part of lane.Ower that records.
 type recordOwer interface {
 	FindMarked(ctx context.Context, events []*event.Event) ([]int, error)
-	Record(ctx context.Context, subscriber string, owed []lane.Owed) error
-	Dead(ctx context.Context, subscriber string, letter lane.Owed) error
+	Record(ctx context.Context, subscriber string, owed []lane.Owed) (others []int, err error)
+	Dead(ctx context.Context, subscriber string, letter lane.Owed) (other bool, err error)
 }
 
 func newLeaver(name string, number int, tracker *ack.Tracker, ower recordOwer, log *slog.Logger) *leaver {
@@ -143,22 +143,37 @@ func (l *leaver) record(ctx context.Context) error {
 			return fmt.Errorf("look up marks: %w", err)
 		}
 		var owed []lane.Owed
+		var at []int // of owed, in the batch
 		var ids []string
+		var others []int // in the batch
 		for i, ev := range events {
 			if _, had := slices.BinarySearch(marked, i); had {
 				continue
 			}
 			ids = append(ids, ev.ID)
 			if ev.Invalid == "" {
-				owed = append(owed, lane.Owed{Event: ev})
+				owed, at = append(owed, lane.Owed{Event: ev}), append(at, i)
 				continue
 			}
-			if err := l.ower.Dead(ctx, l.name, lane.Owed{Event: ev, Err: ev.Invalid}); err != nil {
+			other, err := l.ower.Dead(ctx, l.name, lane.Owed{Event: ev, Err: ev.Invalid})
+			if err != nil {
 				return fmt.Errorf("record a dead letter of %q: %w", l.name, err)
 			}
+			if other {
+				others = append(others, i)
+			}
 		}
-		if err := l.ower.Record(ctx, l.name, owed); err != nil {
+		recordedBefore, err := l.ower.Record(ctx, l.name, owed)
+		if err != nil {
 			return fmt.Errorf("record %s as owed to %q: %w", printable.Count(len(owed), "delivery"), l.name, err)
+		}
+		for _, n := range recordedBefore {
+			others = append(others, at[n])
+		}
+		for _, i := range others {
+			ends[i].Other = true
+			l.log.Warn("another row with its id and time is recorded; the two count as one event, and this row stays unpublished: make the ids unique",
+				"event", events[i].ID, "row", events[i].Row)
 		}
 		l.mu.Lock()
 		if l.held = l.held[len(batch):]; len(l.held) == 0 {

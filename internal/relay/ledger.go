@@ -101,11 +101,12 @@ func (l *tableLedger) mark(ctx context.Context, tx pgx.Tx, table *outbox.Table, 
 	return result, l.debt.MarkLater(ctx, tx, later)
 }
 
-// rowsOf lists what is finished of a source and has a row to be marked.
+// rowsOf lists what is finished of a source and has a row to be marked. The row of an event that someone did not get,
+// because another row with its identity was recorded, stays unpublished.
 func rowsOf(source string, finished []*ack.Entry) []*ack.Entry {
 	var rows []*ack.Entry
 	for _, e := range finished {
-		if e.Event.Source == source && e.Event.Row != "" {
+		if e.Event.Source == source && e.Event.Row != "" && !e.Other {
 			rows = append(rows, e)
 		}
 	}

@@ -333,7 +333,7 @@ func (m mortal) Changes(ctx context.Context, sub string) (lane.Changes, error) {
 	return changes, nil
 }
 
-func (m mortal) Record(ctx context.Context, sub string, owed []lane.Owed) error {
+func (m mortal) Record(ctx context.Context, sub string, owed []lane.Owed) (others []int, err error) {
 	if m.plant.forgetsRecord && len(owed) > 1 {
 		owed = owed[1:]
 	}
@@ -341,12 +341,20 @@ func (m mortal) Record(ctx context.Context, sub string, owed []lane.Owed) error 
 		owed[i].Event = m.known(owed[i].Event)
 	}
 	m.process.server.log.Debug("world: recorded as owed", "subscriber", sub, "events", owedIDs(owed))
-	return m.write(func() error { return m.Ower.Record(ctx, sub, owed) })
+	err = m.write(func() (err error) {
+		others, err = m.Ower.Record(ctx, sub, owed)
+		return err
+	})
+	return others, err
 }
 
-func (m mortal) Dead(ctx context.Context, sub string, letter lane.Owed) error {
+func (m mortal) Dead(ctx context.Context, sub string, letter lane.Owed) (other bool, err error) {
 	letter.Event = m.known(letter.Event)
-	return m.write(func() error { return m.Ower.Dead(ctx, sub, letter) })
+	err = m.write(func() (err error) {
+		other, err = m.Ower.Dead(ctx, sub, letter)
+		return err
+	})
+	return other, err
 }
 
 // known is an event as the debt knows it.

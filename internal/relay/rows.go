@@ -146,6 +146,12 @@ func (d *rowDebts) recordOnce(ctx context.Context, tx pgx.Tx, s *session, o reco
 		return nil
 	})
 	rows = position.Ordinal - o.at.Ordinal
+	for _, to := range debts.shares {
+		if err == nil && to.others > 0 {
+			d.Log.Warn("rows have the id and time of another one that is owed; they count as that event, are not sent and stay unpublished: make the ids unique",
+				"subscriber", to.name, "rows", to.others)
+		}
+	}
 	if err == nil && !o.retained {
 		position, err = d.placeMarked(ctx, tx, o, position, bound)
 	}
@@ -171,9 +177,9 @@ func (d *rowDebts) placeMarked(ctx context.Context, tx pgx.Tx, o recording, posi
 // rowsDebt is where rows become a debt; fulfilled by debt.Store.
 type rowsDebt interface {
 	Commits(ctx context.Context, tx pgx.Tx, epoch int32, events []*event.Event) (map[int]event.Position, error)
-	RecordRows(ctx context.Context, tx pgx.Tx, subscriber string, owed []lane.Owed) error
+	RecordRows(ctx context.Context, tx pgx.Tx, subscriber string, owed []lane.Owed) (others int, err error)
 	PlaceRows(ctx context.Context, tx pgx.Tx, subscriber string, owed []lane.Owed) error
-	RecordDead(ctx context.Context, tx pgx.Tx, subscriber string, letter lane.Owed) error
+	RecordDead(ctx context.Context, tx pgx.Tx, subscriber string, letter lane.Owed) (other bool, err error)
 	MarkLater(ctx context.Context, tx pgx.Tx, events []lane.Owed) error
 }
 
@@ -195,6 +201,7 @@ type share struct {
 	recipient
 	// owed becomes waiting, moved waits already or is not owed. The lists are used again.
 	owed, moved []lane.Owed
+	others      int // rows of which another one with the same identity is owed
 }
 
 func newWaitingRows(debt rowsDebt, tx pgx.Tx, epoch int32, o recording) *waitingRows {
@@ -237,8 +244,12 @@ func (w *waitingRows) flush(ctx context.Context) error {
 				// There is no body that could wait: each attempt to read the row meets the same.
 				now := time.Now()
 				letter := lane.Owed{Event: ev, InTableOrder: true, Err: ev.Invalid, FirstFailure: now, LastFailure: now}
-				if err := w.debt.RecordDead(ctx, w.tx, to.name, letter); err != nil {
+				other, err := w.debt.RecordDead(ctx, w.tx, to.name, letter)
+				if err != nil {
 					return err
+				}
+				if other {
+					to.others++
 				}
 			}
 		}
@@ -248,9 +259,11 @@ func (w *waitingRows) flush(ctx context.Context) error {
 	}
 	for i := range w.shares {
 		to := &w.shares[i]
-		if err := w.debt.RecordRows(ctx, w.tx, to.name, to.owed); err != nil {
+		others, err := w.debt.RecordRows(ctx, w.tx, to.name, to.owed)
+		if err != nil {
 			return err
 		}
+		to.others += others
 		if err := w.debt.PlaceRows(ctx, w.tx, to.name, to.moved); err != nil {
 			return err
 		}

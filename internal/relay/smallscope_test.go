@@ -198,19 +198,19 @@ func namesOf(owed []lane.Owed) string {
 	return strings.Join(names, ",")
 }
 
-func (d smallDebt) Record(ctx context.Context, sub string, owed []lane.Owed) error {
+func (d smallDebt) Record(ctx context.Context, sub string, owed []lane.Owed) ([]int, error) {
 	if len(owed) == 0 {
-		return nil
+		return nil, nil
 	}
 	if _, alive := d.w.wait(d.l, sub+" is owed "+namesOf(owed), "ok"); !alive {
-		return errDead
+		return nil, errDead
 	}
 	return d.Memory.Record(ctx, sub, owed)
 }
 
-func (d smallDebt) Dead(ctx context.Context, sub string, letter lane.Owed) error {
+func (d smallDebt) Dead(ctx context.Context, sub string, letter lane.Owed) (bool, error) {
 	if _, alive := d.w.wait(d.l, sub+" has a dead letter "+letter.Event.OccurredAt, "ok"); !alive {
-		return errDead
+		return false, errDead
 	}
 	d.w.mu.Lock()
 	d.w.everDead[sub+" "+letter.Event.OccurredAt] = true

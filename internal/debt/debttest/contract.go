@@ -35,6 +35,7 @@ func Run(t *testing.T, open func(t *testing.T, events []*event.Event) Debt) {
 		"Record keeps everything about a delivery":               recordKeepsEverything,
 		"Record leaves what is recorded as it is":                recordLeavesWhatIsThere,
 		"Record gives what was added the position of its event":  recordPlacesWhatWasAdded,
+		"Record and Dead leave another row of an identity alone": otherRowsOfAnIdentity,
 		"Record leaves what is in the order of its table":        recordLeavesTheOrderOfATable,
 		"Waiting gives the order of positions":                   waitingGivesTheOrder,
 		"Waiting begins after a position":                        waitingBeginsAfter,
@@ -115,12 +116,25 @@ func (b *book) record(events ...*event.Event) {
 	for _, e := range events {
 		owed = append(owed, lane.Owed{Event: e})
 	}
-	b.ok(b.ower.Record(b.t.Context(), sub, owed))
+	_, err := b.ower.Record(b.t.Context(), sub, owed)
+	b.ok(err)
 }
 
 func (b *book) dead(e *event.Event) {
 	b.t.Helper()
-	b.ok(b.ower.Dead(b.t.Context(), sub, lane.Owed{Event: e, Attempts: 12, Err: "no"}))
+	b.deadFor(sub, lane.Owed{Event: e, Attempts: 12, Err: "no"})
+}
+
+func (b *book) recordFor(subscriber string, owed []lane.Owed) {
+	b.t.Helper()
+	_, err := b.ower.Record(b.t.Context(), subscriber, owed)
+	b.ok(err)
+}
+
+func (b *book) deadFor(subscriber string, letter lane.Owed) {
+	b.t.Helper()
+	_, err := b.ower.Dead(b.t.Context(), subscriber, letter)
+	b.ok(err)
 }
 
 func (b *book) pay(secured event.Position, events ...*event.Event) {
@@ -161,8 +175,8 @@ func (b *book) wantMarked(when string, want ...int) {
 func marksWhenNothingIsOwed(t *testing.T, b *book) {
 	const not = -1
 	b.record(b.events[:4]...)
-	b.ok(b.ower.Record(t.Context(), "other", []lane.Owed{{Event: b.events[1]}}))
-	b.ok(b.ower.Dead(t.Context(), "other", lane.Owed{Event: b.events[2]}))
+	b.recordFor("other", []lane.Owed{{Event: b.events[1]}})
+	b.deadFor("other", lane.Owed{Event: b.events[2]})
 	b.pay(b.events[5].Position, b.events[:3]...)
 	b.wantMarked("while the other one is owed two", 0, not, not, not)
 	b.ok(b.ower.Paid(t.Context(), "other", []lane.Paid{{Event: b.events[1]}}, b.events[5].Position))
@@ -201,7 +215,7 @@ func marksWhatIsNotOpen(t *testing.T, b *book) {
 
 func marksWithAttempts(t *testing.T, b *book) {
 	b.record(b.events[0])
-	b.ok(b.ower.Record(t.Context(), "other", []lane.Owed{{Event: b.events[0]}}))
+	b.recordFor("other", []lane.Owed{{Event: b.events[0]}})
 	for i, name := range []string{sub, "other"} {
 		b.ok(b.ower.Paid(t.Context(), name, []lane.Paid{{Event: b.events[0], Attempts: 2 + i}}, event.Position{}))
 	}
@@ -262,7 +276,7 @@ func recordKeepsEverything(t *testing.T, b *book) {
 		{Event: b.events[0], Attempts: 3, FirstFailure: at, LastFailure: at.Add(time.Hour), NextAttempt: at.Add(2 * time.Hour), Err: "503 ü"},
 		{Event: b.events[1]},
 	}
-	b.ok(b.ower.Record(t.Context(), sub, want))
+	b.recordFor(sub, want)
 	got := b.waiting(all)
 	if len(got) != len(want) {
 		t.Fatalf("got %d deliveries, want %d", len(got), len(want))
@@ -279,7 +293,7 @@ func recordKeepsEverything(t *testing.T, b *book) {
 }
 
 func recordLeavesWhatIsThere(t *testing.T, b *book) {
-	b.ok(b.ower.Record(t.Context(), sub, []lane.Owed{{Event: b.events[0], Attempts: 3}}))
+	b.recordFor(sub, []lane.Owed{{Event: b.events[0], Attempts: 3}})
 	b.dead(b.events[1])
 	b.record(b.events[2])
 	b.pay(event.Position{}, b.events[2])
@@ -290,7 +304,7 @@ func recordLeavesWhatIsThere(t *testing.T, b *book) {
 	if got := b.waiting(all)[0].Attempts; got != 3 {
 		t.Errorf("attempts: got %d, want 3 as before", got)
 	}
-	b.ok(b.ower.Record(t.Context(), sub, nil))
+	b.recordFor(sub, nil)
 }
 
 // added is the event as a person adds it: at a made-up position, before the bound 0x200.
@@ -321,11 +335,58 @@ func recordPlacesWhatWasAdded(t *testing.T, b *book) {
 	b.wantWaiting(all, "e3", "e4")
 }
 
+// S-470: what is recorded of one row says nothing of another one with its identity, and is not changed for it.
+func otherRowsOfAnIdentity(t *testing.T, b *book) {
+	second := func(n int) *event.Event {
+		e := *b.events[n]
+		e.Row, e.Payload, e.Position = "9"+e.Row, []byte(`{"second": 1}`), event.Position{Epoch: 2, Commit: 0x20, Ordinal: int64(n)}
+		return &e
+	}
+	wantOthers := func(want []int, events ...*event.Event) {
+		t.Helper()
+		owed := make([]lane.Owed, len(events))
+		for i, e := range events {
+			owed[i] = lane.Owed{Event: e}
+		}
+		got, err := b.ower.Record(t.Context(), sub, owed)
+		b.ok(err)
+		if !slices.Equal(got, want) {
+			t.Errorf("rows of another identity: got %v, want %v", got, want)
+		}
+	}
+	wantOthers([]int{2}, b.events[0], b.events[1], second(0))
+	wantOthers(nil, b.events[0], b.events[1])
+	b.dead(b.events[1])
+	wantOthers([]int{0, 2}, second(1), b.events[2], second(0))
+	b.pay(event.Position{}, b.events[2])
+	wantOthers([]int{0}, second(2))
+	b.wantWaiting(all, "e1")
+	for n, e := range []*event.Event{second(0), second(1)} {
+		if other, err := b.ower.Dead(t.Context(), sub, lane.Owed{Event: e, Err: "no"}); !other || err != nil {
+			t.Errorf("dead letter of the second row of e%d: got %v, %v", n+1, other, err)
+		}
+	}
+	b.wantWaiting(all, "e1")
+	known, err := b.ower.Known(t.Context(), sub, []*event.Event{b.events[0], second(0), b.events[1], second(1), second(3)})
+	b.ok(err)
+	for n, want := range map[int]lane.Recorded{0: {State: lane.StateWaiting}, 1: {State: lane.StateWaiting, Other: true}, 2: {State: lane.StateDead}, 3: {State: lane.StateDead, Other: true}} {
+		if known[n] != want {
+			t.Errorf("known of delivery %d: got %+v, want %+v", n, known[n], want)
+		}
+	}
+
+	// Messages have no row: those at two positions are two.
+	message, again := *b.events[3], *b.events[3]
+	message.Source, message.Row, again.Source, again.Row = "messages", "", "messages", ""
+	again.Position.Ordinal++
+	wantOthers([]int{2}, &message, &message, &again)
+}
+
 // What a repair has put in the order of its table keeps that place, also when it has failed, though the stream brings
 // it again.
 func recordLeavesTheOrderOfATable(t *testing.T, b *book) {
 	inOrder := func(n int) lane.Owed { return lane.Owed{Event: b.added(n), InTableOrder: true} }
-	b.ok(b.ower.Record(t.Context(), sub, []lane.Owed{inOrder(2), inOrder(3)}))
+	b.recordFor(sub, []lane.Owed{inOrder(2), inOrder(3)})
 	b.ok(b.ower.Failed(t.Context(), sub, []lane.Owed{{Event: b.added(2), Attempts: 1, FirstFailure: time.Unix(1, 0), Err: "503"}}))
 	b.record(b.events[2:4]...)
 	b.wantWaiting(all, "e3", "e4")
@@ -462,7 +523,7 @@ func deadAtOnce(t *testing.T, b *book) {
 	var letters sync.WaitGroup
 	for _, e := range b.events {
 		letters.Go(func() {
-			if err := b.ower.Dead(t.Context(), sub, lane.Owed{Event: e, Err: "no"}); err != nil {
+			if _, err := b.ower.Dead(t.Context(), sub, lane.Owed{Event: e, Err: "no"}); err != nil {
 				t.Error(err)
 			}
 		})
@@ -486,7 +547,7 @@ func knownTellsTheStates(t *testing.T, b *book) {
 func findMarkedTellsMarks(t *testing.T, b *book) {
 	far := event.Position{Epoch: 2, Commit: 0x1000}
 	b.record(b.events[:3]...)
-	b.ok(b.ower.Record(t.Context(), "other", []lane.Owed{{Event: b.events[1]}}))
+	b.recordFor("other", []lane.Owed{{Event: b.events[1]}})
 	b.pay(far, b.events[:2]...)
 	b.markRows(far)
 	b.wantMarked("with one that the other one is owed", 0)
@@ -679,7 +740,7 @@ func waitingExaminesNoMoreThanAsked(t *testing.T, b *book) {
 func waitingLeavesOutBlockedKeys(t *testing.T, b *book) {
 	b.record(b.events...)
 	b.dead(b.events[2])
-	b.ok(b.ower.Dead(t.Context(), "other", lane.Owed{Event: b.events[1]}))
+	b.deadFor("other", lane.Owed{Event: b.events[1]})
 	b.wantWaiting(lane.Query{Limit: 10, WithoutBlocked: true}, "e2", "e4", "e6")
 	b.wantWaiting(lane.Query{Limit: 10}, "e1", "e2", "e4", "e5", "e6")
 }
@@ -766,7 +827,7 @@ func subscribersAreApart(t *testing.T, b *book) {
 	foreign := *b.events[0]
 	foreign.Source, foreign.Row, foreign.Position = "messages", "", event.Position{Epoch: 1, Commit: 0x100}
 	b.record(b.events[0], &foreign)
-	b.ok(b.ower.Record(t.Context(), "other", []lane.Owed{{Event: b.events[0]}, {Event: b.events[1]}}))
+	b.recordFor("other", []lane.Owed{{Event: b.events[0]}, {Event: b.events[1]}})
 	b.wantWaiting(all, "e1", "e1")
 	b.pay(b.events[5].Position, b.events[0])
 	b.wantWaiting(all, "e1")

@@ -224,33 +224,51 @@ func CountPage(waiting iter.Seq[*event.Event], after event.Position, limit lane.
 }
 
 // Record implements lane.Ower.
-func (m *Memory) Record(ctx context.Context, subscriber string, owed []lane.Owed) error {
+func (m *Memory) Record(ctx context.Context, subscriber string, owed []lane.Owed) ([]int, error) {
 	defer m.mu.Unlock()
 	if err := m.begin(ctx); err != nil {
-		return err
+		return nil, err
 	}
-	m.ofLocked(subscriber).record(owed)
-	return nil
+	a := m.ofLocked(subscriber)
+	a.record(owed)
+	var others []int
+	for i, o := range owed {
+		if isOther(a.rows[o.Event.Identity()].Event, o.Event) {
+			others = append(others, i)
+		}
+	}
+	return others, nil
+}
+
+// isOther reports whether two events with one identity are those of two rows, or of two messages.
+func isOther(recorded, e *event.Event) bool {
+	commits := recorded.Bound == 0 && e.Bound == 0 && recorded.Position.Epoch == e.Position.Epoch
+	return recorded.Row != e.Row || e.Row == "" && commits && recorded.Position != e.Position
 }
 
 // Dead implements lane.Ower.
-func (m *Memory) Dead(ctx context.Context, subscriber string, letter lane.Owed) error {
+func (m *Memory) Dead(ctx context.Context, subscriber string, letter lane.Owed) (other bool, err error) {
 	defer m.mu.Unlock()
 	if err := m.begin(ctx); err != nil {
-		return err
+		return false, err
 	}
-	m.ofLocked(subscriber).recordDead(letter)
-	return nil
+	return m.ofLocked(subscriber).recordDead(letter), nil
 }
 
 // RecordRows is that of debt.Store, as are PlaceRows, RecordDead, MarkLater and Commits: for a repair. There is no transaction
 // here: tx may be nil, and FailNext, which would end the transaction, is of the other calls.
-func (m *Memory) RecordRows(_ context.Context, _ pgx.Tx, subscriber string, owed []lane.Owed) error {
+func (m *Memory) RecordRows(_ context.Context, _ pgx.Tx, subscriber string, owed []lane.Owed) (others int, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.ofLocked(subscriber).place(owed)
-	m.ofLocked(subscriber).record(owed)
-	return nil
+	a := m.ofLocked(subscriber)
+	a.place(owed)
+	a.record(owed)
+	for _, o := range owed {
+		if isOther(a.rows[o.Event.Identity()].Event, o.Event) {
+			others++
+		}
+	}
+	return others, nil
 }
 
 // PlaceRows is that of debt.Store.
@@ -274,11 +292,10 @@ func (a *account) place(owed []lane.Owed) {
 }
 
 // RecordDead is that of debt.Store.
-func (m *Memory) RecordDead(_ context.Context, _ pgx.Tx, subscriber string, letter lane.Owed) error {
+func (m *Memory) RecordDead(_ context.Context, _ pgx.Tx, subscriber string, letter lane.Owed) (other bool, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.ofLocked(subscriber).recordDead(letter)
-	return nil
+	return m.ofLocked(subscriber).recordDead(letter), nil
 }
 
 // MarkLater is that of debt.Store: the events are owed to no one, and only their rows are still to be marked.
@@ -410,7 +427,7 @@ func (m *Memory) Known(ctx context.Context, subscriber string, events []*event.E
 	known := make(map[int]lane.Recorded)
 	for i, e := range events {
 		if r := m.ofLocked(subscriber).rows[e.Identity()]; r != nil {
-			known[i] = lane.Recorded{State: r.state, MadeUp: r.Event.Bound != 0 && !r.InTableOrder}
+			known[i] = lane.Recorded{State: r.state, MadeUp: r.Event.Bound != 0 && !r.InTableOrder, Other: isOther(r.Event, e)}
 		}
 	}
 	return known, nil
@@ -605,7 +622,7 @@ func (a *account) record(owed []lane.Owed) {
 		switch {
 		case r == nil:
 			a.insert(&row{Owed: o, state: lane.StateWaiting})
-		case r.Event.Bound != 0 && o.Event.Bound == 0 && r.state != lane.StatePaid && !r.InTableOrder:
+		case r.Event.Bound != 0 && o.Event.Bound == 0 && r.state != lane.StatePaid && !r.InTableOrder && r.Event.Row == o.Event.Row:
 			a.move(r, o.Event.Position, 0)
 		}
 	}
@@ -620,10 +637,14 @@ func (a *account) move(r *row, position event.Position, bound event.LSN) {
 	a.insert(r)
 }
 
-func (a *account) recordDead(letter lane.Owed) {
+func (a *account) recordDead(letter lane.Owed) (other bool) {
+	if r := a.rows[letter.Event.Identity()]; r != nil && isOther(r.Event, letter.Event) {
+		return true
+	}
 	letter.NextAttempt = time.Time{}
 	a.remove(letter.Event.Identity())
 	a.insert(&row{Owed: letter, state: lane.StateDead})
+	return false
 }
 
 func (a *account) insert(r *row) {

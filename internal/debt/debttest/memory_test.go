@@ -19,7 +19,7 @@ func TestMemory_failsWhenToldTo(t *testing.T) {
 	refused, again := errors.New("refused"), errors.New("refused again")
 	m.FailNext(refused, again)
 	for _, want := range []error{refused, again, nil} {
-		if got := m.Record(t.Context(), "sub", []lane.Owed{{Event: e}}); !errors.Is(got, want) {
+		if _, got := m.Record(t.Context(), "sub", []lane.Owed{{Event: e}}); !errors.Is(got, want) {
 			t.Errorf("got %v, want %v", got, want)
 		}
 		if got := len(m.Owed("sub", lane.StateWaiting)); (got == 1) != (want == nil) {
@@ -28,7 +28,7 @@ func TestMemory_failsWhenToldTo(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := m.Dead(ctx, "sub", lane.Owed{Event: e}); !errors.Is(err, context.Canceled) {
+	if _, err := m.Dead(ctx, "sub", lane.Owed{Event: e}); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v, want the error of the context", err)
 	}
 }
@@ -36,7 +36,7 @@ func TestMemory_failsWhenToldTo(t *testing.T) {
 func TestMemory_tellsWhatPeopleAndPaidHaveDone(t *testing.T) {
 	m, e := debttest.NewMemory(), &event.Event{ID: "e", Row: "1", Position: event.Position{Commit: 8}}
 	for _, subscriber := range []string{"a", "b"} {
-		if err := m.Record(t.Context(), subscriber, []lane.Owed{{Event: e}}); err != nil {
+		if _, err := m.Record(t.Context(), subscriber, []lane.Owed{{Event: e}}); err != nil {
 			t.Fatal(err)
 		}
 	}
