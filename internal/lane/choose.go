@@ -26,12 +26,16 @@ func (c *core) chooseLocked(into *call, now time.Time) {
 	}
 }
 
-// takeFromLocked moves deliveries of a key that is in no list any more to a call of up to size.
+// takeFromLocked moves deliveries of a key that is in no list any more to a call of up to size. Of the room in a pipeline a
+// key gets a part, so that a few that are never reported leave room for the others.
 func (c *core) takeFromLocked(into *call, q *keyQueue, size int) {
 	if q == c.backlog.sample {
 		c.backlog.sample = nil
 	}
 	n := min(size-len(into.items), len(q.items))
+	if c.options.Ordering != Total {
+		n = min(n, c.flight.roomOfKey(len(into.items), q.items[:n]))
+	}
 	if n == 0 { // its events were moved to the debt
 		c.backlog.release(q)
 		return

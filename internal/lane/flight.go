@@ -2,6 +2,7 @@ package lane
 
 import (
 	"context"
+	"math"
 	"time"
 )
 
@@ -29,6 +30,26 @@ func (f *flight) room() int {
 		return 0
 	}
 	return f.limit - f.open
+}
+
+// keyShare is which part of the room that is left one key may take. A destination can keep what is on its way to a part of
+// it that hangs, and report nothing of it for as long as that lasts. So about sixty such keys fill a pipeline of the default
+// size, however much waits of each, and one key alone is as fast as before while there is room.
+const keyShare = 8
+
+// roomOfKey is how many of the items of a key may be handed over, at least one, behind taken others of the same call.
+func (f *flight) roomOfKey(taken int, items []*item) int {
+	if f.limit == math.MaxInt { // no pipeline
+		return len(items)
+	}
+	n := min(len(items), max(1, (f.room()-taken)/keyShare))
+	bytes := (maxFlightBytes - f.bytes) / keyShare
+	for i, it := range items[:n] {
+		if bytes -= it.ev.Size(); bytes < 0 && i > 0 {
+			return i
+		}
+	}
+	return n
 }
 
 // retryRoom is how many of them may be of keys that fail.

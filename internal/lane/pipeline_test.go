@@ -391,6 +391,57 @@ func TestPipeline_keysThatFailLeaveRoomForTheOthers(t *testing.T) {
 	})
 }
 
+// S-471: a few keys whose events are on their way to a part of the destination that hangs, many of each, leave room for the
+// others: live, while they fail, and from the debt.
+func TestPipeline_aFewKeysThatAreNeverReportedLeaveRoomForTheOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sub := newReporting()
+		sub.rule = func(d subscriber.Delivery) (time.Duration, bool, error) {
+			switch {
+			case d.Key[0] == 'H':
+				return time.Millisecond, false, nil
+			case d.Attempt == 1 && d.Key[1] == '0': // this one fails first
+				return time.Millisecond, false, subscriber.Away(errors.New("no leader"))
+			}
+			return 0, true, nil
+		}
+		o := manyAtOnce()
+		o.InFlight = 100
+		r := newRig(t, sub, o)
+		r.start(time.Minute)
+		for i := range 5 {
+			for n := range 150 {
+				r.offer(fmt.Sprintf("S%d/%d", i, n))
+			}
+		}
+		for i := range 200 {
+			begin := time.Now()
+			id := fmt.Sprintf("H/%d", i)
+			r.offer(id)
+			time.Sleep(time.Second)
+			if !r.hasEnded(id) {
+				t.Fatalf("%s has not ended after a second, beside 5 keys that are not reported", id)
+			}
+			if took := r.awaitEnd(id).at.Sub(begin); took > 100*time.Millisecond {
+				t.Errorf("%s took %v beside 5 keys that are not reported", id, took)
+			}
+		}
+		if got := r.Stats().Overdue; len(got) == 0 {
+			t.Error("nothing is overdue")
+		}
+		sub.change(func() { sub.rule = nil })
+		for i := range 5 {
+			for n := range 150 {
+				sub.report(fmt.Sprintf("S%d/%d", i, n), nil)
+			}
+		}
+		time.Sleep(10 * time.Minute)
+		if got := r.debt.waiting(); len(got) > 0 {
+			t.Errorf("%d wait in the end", len(got))
+		}
+	})
+}
+
 func TestPipeline_sendsNothingUnderTheNextLeadershipBeforeItHasAborted(t *testing.T) {
 	for name, slow := range map[string]time.Duration{"quick": 0, "slow": 3 * time.Second, "too slow": time.Hour} {
 		t.Run(name, func(t *testing.T) {
