@@ -91,7 +91,7 @@ type Pipeline interface {
 type Rememberer interface {
 	Subscriber
 	// Recorded tells that the stream brings nothing up to secured to the subscriber again, under whatever leadership, and that
-	// nothing up to finished is owed to it either. It is called about once a second while deliveries end, by one goroutine,
+	// nothing up to finished is owed to it either. It is called a few times a second while deliveries end, by one goroutine,
 	// and must be quick.
 	Recorded(secured, finished event.Position)
 }
