@@ -124,3 +124,32 @@ func TestSoak_aStartWithALargeDebtIsNotFeltByTheOthers(t *testing.T) {
 	t.Logf("with %d deliveries that one is owed: %s; p99 %.2f times that without", rows, with, with.p99.Seconds()/max(without.p99.Seconds(), 1e-6))
 	wantOrder(t, db)
 }
+
+// A subscriber that is well again and is owed 100,000 deliveries: what commits meanwhile has its turn behind them, and waits
+// for as long as they take, once.
+func TestSoak_whatCommitsBehindADebtWaitsOnceForAllOfIt(t *testing.T) {
+	db := ownServer(t)
+	withLedgers(db, "well", "present")
+	options := relayOptions{top: "wal_budget: 0", subscribers: []string{"well", "present"}, each: "stall_after: 1s, retry: {initial: 100ms, max: 1s}"}
+	rows := scaled(t, 100_000)
+	owe(db, "well", rows, 1000, false)
+	events := 0
+	begun := time.Now()
+	relay, ops, stop := startSteady(t, db, options, &events, "present")
+	testprogram.Within(t, 5*time.Minute, "the debt of before to be paid", func() bool {
+		return db.Int(`SELECT count(*) FROM walpost.owed WHERE event_id LIKE 'owed-%' AND state = 'waiting'`) == 0
+	})
+	paid := time.Since(begun)
+	testprogram.Within(t, 5*time.Minute, "the subscriber to be live", func() bool {
+		return db.Int(`SELECT count(*) FROM walpost.owed WHERE state = 'waiting'`) == 0
+	})
+	live := time.Since(begun)
+	testprogram.Pause(t, 5*time.Second)
+	stop()
+	awaitLedger(t, db, "well")
+	t.Logf("%d deliveries are paid after %v, and what had committed meanwhile %v later", rows, paid.Round(time.Millisecond), (live - paid).Round(time.Millisecond))
+	t.Logf("what commits meanwhile and in 5 s after that: %s", commitToHandled(t, ops, "well"))
+	t.Logf("the other subscriber: %s", commitToHandled(t, ops, "present"))
+	relay.Stop()
+	wantOrder(t, db)
+}
