@@ -117,15 +117,16 @@ const becomesPlaced = `
 	ON CONFLICT (slot, event_id, source, occurrence, subscriber) DO UPDATE SET
 	    epoch = excluded.epoch, commit_lsn = excluded.commit_lsn, ordinal = excluded.ordinal, bound = excluded.bound,
 	    made_up = excluded.made_up, in_table_order = excluded.in_table_order
-	WHERE owed.state = 'waiting' AND owed.row_id = excluded.row_id`
+	WHERE owed.state = 'waiting' AND (owed.row_id = excluded.row_id OR '' IN (owed.row_id, excluded.row_id))`
 
 // thisRow lets the dead letter of another row with the same identity change nothing.
 var thisRow = "\n\tWHERE NOT " + otherRow("owed", "excluded")
 
-// otherRow is the condition under which walpost.owed, named o, has another row than u, both with one identity. A message has
-// no row: there positions tell, where both are those of commits of one server.
+// otherRow is the condition under which walpost.owed, named o, has another row than u, both with one identity. Messages have
+// no rows: there positions tell, where both are those of commits of one server.
 func otherRow(o, u string) string {
-	return fmt.Sprintf(`(%[1]s.row_id <> %[2]s.row_id OR %[2]s.row_id = '' AND NOT %[1]s.made_up AND NOT %[2]s.made_up AND %[1]s.epoch = %[2]s.epoch
+	return fmt.Sprintf(`(%[1]s.row_id <> %[2]s.row_id AND '' NOT IN (%[1]s.row_id, %[2]s.row_id)
+		OR %[1]s.row_id = '' AND %[2]s.row_id = '' AND NOT %[1]s.made_up AND NOT %[2]s.made_up AND %[1]s.epoch = %[2]s.epoch
 		AND (%[1]s.commit_lsn, %[1]s.ordinal) <> (%[2]s.commit_lsn::pg_lsn, %[2]s.ordinal))`, o, u)
 }
 

@@ -178,7 +178,7 @@ func (s *Store) placeMadeUp(ctx context.Context, tx pgx.Tx, subscriber string, o
 		batch.Queue(`
 			UPDATE walpost.owed SET epoch = $6, commit_lsn = $7::text::pg_lsn, ordinal = $8, made_up = false, bound = $7::text::pg_lsn,
 			    xid = $9, committed_at = coalesce($10, committed_at)
-			WHERE `+theDelivery+` AND row_id = $11 AND made_up AND NOT in_table_order AND state NOT IN ('paid')`,
+			WHERE `+theDelivery+` AND (row_id = $11::text OR '' IN (row_id, $11::text)) AND made_up AND NOT in_table_order AND state NOT IN ('paid')`,
 			append(delivery(s.slot, e.Identity(), subscriber), e.Position.Epoch, e.Position.Commit.String(), e.Position.Ordinal, int64(e.XID), known(e.CommittedAt), e.Row)...)
 	}
 	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {

@@ -20,7 +20,7 @@ func (h *holdings) noteOtherLocked(it *item) {
 	}
 	h.others[of] = true
 	h.log.Warn("rows of other events have the id and time of one that is recorded; they count as that event, are not sent and stay unpublished: make the ids unique",
-		"source", of.source, "type", of.event, "event", it.ev.ID, "row", it.ev.Row)
+		"source", of.source, "type", of.event, "event", it.ev.ID, "correlation_id", it.ev.CorrelationID(), "row", it.ev.Row)
 }
 
 // split parts those with these indexes, which are in order, from the rest.

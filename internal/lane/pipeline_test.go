@@ -420,10 +420,10 @@ func TestPipeline_aFewKeysThatAreNeverReportedLeaveRoomForTheOthers(t *testing.T
 			r.offer(id)
 			time.Sleep(time.Second)
 			if !r.hasEnded(id) {
-				t.Fatalf("%s has not ended after a second, beside 5 keys that are not reported", id)
+				t.Fatalf("%s has not ended after a second, with 5 keys that are not reported", id)
 			}
 			if took := r.awaitEnd(id).at.Sub(begin); took > 100*time.Millisecond {
-				t.Errorf("%s took %v beside 5 keys that are not reported", id, took)
+				t.Errorf("%s took %v with 5 keys that are not reported", id, took)
 			}
 		}
 		if got := r.Stats().Overdue; len(got) == 0 {

@@ -173,7 +173,7 @@ func (l *leaver) record(ctx context.Context) error {
 		for _, i := range others {
 			ends[i].Other = true
 			l.log.Warn("another row with its id and time is recorded; the two count as one event, and this row stays unpublished: make the ids unique",
-				"event", events[i].ID, "row", events[i].Row)
+				"event", events[i].ID, "correlation_id", events[i].CorrelationID(), "row", events[i].Row)
 		}
 		l.mu.Lock()
 		if l.held = l.held[len(batch):]; len(l.held) == 0 {

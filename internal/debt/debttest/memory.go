@@ -242,9 +242,14 @@ func (m *Memory) Record(ctx context.Context, subscriber string, owed []lane.Owed
 
 // isOther reports whether two events with one identity are those of two rows, or of two messages.
 func isOther(recorded, e *event.Event) bool {
+	if recorded.Row != "" || e.Row != "" {
+		return !mayBeOneRow(recorded, e)
+	}
 	commits := recorded.Bound == 0 && e.Bound == 0 && recorded.Position.Epoch == e.Position.Epoch
-	return recorded.Row != e.Row || e.Row == "" && commits && recorded.Position != e.Position
+	return commits && recorded.Position != e.Position
 }
+
+func mayBeOneRow(a, b *event.Event) bool { return a.Row == b.Row || a.Row == "" || b.Row == "" }
 
 // Dead implements lane.Ower.
 func (m *Memory) Dead(ctx context.Context, subscriber string, letter lane.Owed) (other bool, err error) {
@@ -622,7 +627,7 @@ func (a *account) record(owed []lane.Owed) {
 		switch {
 		case r == nil:
 			a.insert(&row{Owed: o, state: lane.StateWaiting})
-		case r.Event.Bound != 0 && o.Event.Bound == 0 && r.state != lane.StatePaid && !r.InTableOrder && r.Event.Row == o.Event.Row:
+		case r.Event.Bound != 0 && o.Event.Bound == 0 && r.state != lane.StatePaid && !r.InTableOrder && mayBeOneRow(r.Event, o.Event):
 			a.move(r, o.Event.Position, 0)
 		}
 	}
