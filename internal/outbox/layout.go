@@ -91,49 +91,98 @@ func (s *Source) layout(columns, primaryKey []string) (*Layout, error) {
 	return l, nil
 }
 
-// noColumnError says that none of the columns has what every event needs.
+// noColumnError says that none of the columns has what every event needs, or that the one is gone which has had it so far.
 type noColumnError struct {
 	source *Source
 	role   role
+	was    string // the column or path by which it has been known; "" for none
 }
 
 func (e *noColumnError) Error() string {
+	if e.was != "" {
+		return fmt.Sprintf("source %q: column %q of %s has been the event's %s so far, and there is none of that name any more: rename it back, or map columns.%s to what has taken its place%s",
+			e.source.Name, e.was, e.source.relation(), e.role.option, e.role.option, e.role.orNone())
+	}
 	return fmt.Sprintf("source %q: no column of %s is known for the event %s: tried %s; map it with columns.%s",
 		e.source.Name, e.source.relation(), e.role.option, strings.Join(e.role.names, ", "), e.role.option)
 }
 
-// find fills the field of a part. A column that was mapped must be there, and one that is required, too.
+// find fills the field of a part. A column that was mapped must be there, and one that is required, too. One that was found
+// by its name stays what it is: an event must not become another one because its table gets or loses a column.
 func (l *Layout) find(p part) error {
-	mapped := p.mapped(&l.source.Columns)
-	if mapped == "" {
-		if known, ok := l.source.knownFor(p.role); ok {
-			if p.at = -1; known == "" || l.findMapped(p, known) == nil {
-				return nil
-			}
-		}
-		for _, name := range p.names {
-			if p.at = slices.Index(l.columns, name); p.at >= 0 {
-				return nil
-			}
-		}
-		if p.required {
-			return &noColumnError{source: l.source, role: p.role}
-		}
+	p.at = -1
+	switch mapped := p.mapped(&l.source.Columns); {
+	case mapped == noColumn && p.orNone() != "" && !slices.Contains(l.columns, noColumn):
 		return nil
+	case mapped != "":
+		return l.findMapped(p, mapped)
 	}
-	return l.findMapped(p, mapped)
+	known, ok := l.source.knownFor(p.role)
+	if ok {
+		switch {
+		case known == "", l.findMapped(p, known) == nil:
+			l.warnOfBetterNames(p, known)
+			return nil
+		case p.option == publishedRole.option: // rows can be marked that are published without it; Inspect refuses the rest
+			p.at = -1
+			return nil
+		case p.change == refused:
+			return &noColumnError{source: l.source, role: p.role, was: known}
+		}
+		p.steps = nil
+	}
+	for _, name := range p.names {
+		if p.at = slices.Index(l.columns, name); p.at >= 0 {
+			return nil
+		}
+	}
+	if p.required || known != "" && p.change == toAnotherName {
+		return &noColumnError{source: l.source, role: p.role, was: known}
+	}
+	return nil
 }
 
-// knownFor returns the column or path by which the events have been known so far in a role that identifies them.
+// noColumn is what a part is mapped to that the events are not to have, although the table has a column for it.
+const noColumn = "none"
+
+// orNone is what to write for a part that is not to be had; "" for those that every event needs.
+func (r role) orNone() string {
+	if r.option == idRole.option || r.option == typeRole.option || r.option == payloadRole.option || r.option == orderRole.option {
+		return ""
+	}
+	return " (or to " + noColumn + ")"
+}
+
+// warnOfBetterNames says which columns are not used that would have been found first, had they been there from the start.
+func (l *Layout) warnOfBetterNames(p part, known string) {
+	for _, name := range p.names {
+		if name == known {
+			return
+		}
+		if slices.Contains(l.columns, name) {
+			so := fmt.Sprintf("has been column %q so far", known)
+			if known == "" {
+				so = "was made without one so far"
+			}
+			l.warnings = append(l.warnings, fmt.Sprintf("source %q: column %q of %s is not used: the event's %s %s, and stays so; map columns.%s to one of them",
+				l.source.Name, name, l.source.relation(), p.option, so, p.option))
+			return
+		}
+	}
+}
+
+// knownFor returns the column or path by which a part has been found so far; "" for a part that the events did not have.
 func (s *Source) knownFor(r role) (column string, ok bool) {
 	switch {
 	case s.Known == nil:
-	case r.option == idRole.option && s.Known.ID != "":
-		return s.Known.ID, true
+		return "", false
+	case r.option == idRole.option:
+		return s.Known.ID, s.Known.ID != ""
 	case r.option == timeRole.option:
 		return s.Known.Time, true
 	}
-	return "", false
+	column, ok = s.Known.Columns[r.option]
+	return column, ok
 }
 
 // findMapped fills the field of a part that is a certain column, or a path.

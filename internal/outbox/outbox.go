@@ -49,13 +49,16 @@ type Source struct {
 	Known *KnownBy
 }
 
-// KnownBy are the columns, or paths, by which the events of a table are known. What was found by name stays what it was
-// for as long as it is there, although the table has got a column with a better name or another primary key since: events
-// that are open or owed are compared by it, and rows are found by it. Columns, where it is set, comes first.
+// KnownBy are the columns, or paths, by which the events of a table are known. What was found by name stays what it was,
+// although the table has got a column with a better name or another primary key since: events that are open or owed are
+// compared by it, rows are found by it, and an event has the same key and payload from the stream and from the table.
+// Columns of the source, where it is set, comes first.
 type KnownBy struct {
 	ID   string
-	Time string // "" is none
-	Key  []string
+	Time string   // "" is none
+	Key  []string // by which a row is found
+	// Columns are those of the other parts that were found by name, by the part's option; "" is none.
+	Columns map[string]string
 }
 
 // KnownAs returns the source with the columns by which its events have been known so far.
@@ -66,7 +69,7 @@ func (s *Source) KnownAs(by KnownBy) *Source {
 }
 
 // Columns maps what an event needs to columns of a table. An empty field means the first well-known name
-// that the table has; a field that is set must be there. All but Payload, Headers, Order and Published may be a path
+// that the table has; a field that is set must be there, or be "none" for what the events are not to have. All but Payload, Headers, Order and Published may be a path
 // into a JSON column, "payload.user_id".
 type Columns struct {
 	ID            string // event_id, id, seq
@@ -119,20 +122,30 @@ type role struct {
 	option string // its name in the configuration, columns.<option>
 	mapped func(*Columns) string
 	names  []string // well-known names, best first
+	change change   // what may become of it when its column is gone
 }
 
+// change is what may become of a part that was found by the name of its column, when the table has lost that column.
+type change int
+
+const (
+	refused       change = iota // events would be known, ordered or marked in another way
+	toAnotherName               // another well-known name may take its place
+	anything                    // events may be without it from then on
+)
+
 var (
-	idRole            = role{"id", func(c *Columns) string { return c.ID }, []string{"event_id", "id", "seq"}}
-	typeRole          = role{"type", func(c *Columns) string { return c.Type }, []string{"event_type", "type"}}
-	versionRole       = role{"version", func(c *Columns) string { return c.Version }, []string{"event_version", "version"}}
-	aggregateTypeRole = role{"aggregate_type", func(c *Columns) string { return c.AggregateType }, []string{"aggregate_type", "aggregatetype"}}
-	aggregateIDRole   = role{"aggregate_id", func(c *Columns) string { return c.AggregateID }, []string{"aggregate_id", "aggregateid"}}
-	keyRole           = role{"key", func(c *Columns) string { return c.Key }, []string{"partition_key"}}
-	topicRole         = role{"topic", func(c *Columns) string { return c.Topic }, []string{"topic"}}
-	revisionRole      = role{"revision", func(c *Columns) string { return c.Revision }, []string{"revision"}}
-	payloadRole       = role{"payload", func(c *Columns) string { return c.Payload }, []string{"payload", "data"}}
-	headersRole       = role{"headers", func(c *Columns) string { return c.Headers }, []string{"headers", "metadata"}}
-	timeRole          = role{"time", func(c *Columns) string { return c.Time }, []string{"occurred_at", "created_at"}}
-	orderRole         = role{"order", func(c *Columns) string { return strings.Join(c.Order, ", ") }, []string{"id", "seq"}}
-	publishedRole     = role{"published", func(c *Columns) string { return c.Published }, []string{"published_at", "delivered"}}
+	idRole            = role{"id", func(c *Columns) string { return c.ID }, []string{"event_id", "id", "seq"}, refused}
+	typeRole          = role{"type", func(c *Columns) string { return c.Type }, []string{"event_type", "type"}, toAnotherName}
+	versionRole       = role{"version", func(c *Columns) string { return c.Version }, []string{"event_version", "version"}, anything}
+	aggregateTypeRole = role{"aggregate_type", func(c *Columns) string { return c.AggregateType }, []string{"aggregate_type", "aggregatetype"}, anything}
+	aggregateIDRole   = role{"aggregate_id", func(c *Columns) string { return c.AggregateID }, []string{"aggregate_id", "aggregateid"}, toAnotherName}
+	keyRole           = role{"key", func(c *Columns) string { return c.Key }, []string{"partition_key"}, refused}
+	topicRole         = role{"topic", func(c *Columns) string { return c.Topic }, []string{"topic"}, anything}
+	revisionRole      = role{"revision", func(c *Columns) string { return c.Revision }, []string{"revision"}, anything}
+	payloadRole       = role{"payload", func(c *Columns) string { return c.Payload }, []string{"payload", "data"}, toAnotherName}
+	headersRole       = role{"headers", func(c *Columns) string { return c.Headers }, []string{"headers", "metadata"}, anything}
+	timeRole          = role{"time", func(c *Columns) string { return c.Time }, []string{"occurred_at", "created_at"}, refused}
+	orderRole         = role{"order", func(c *Columns) string { return strings.Join(c.Order, ", ") }, []string{"id", "seq"}, anything}
+	publishedRole     = role{"published", func(c *Columns) string { return c.Published }, []string{"published_at", "delivered"}, refused}
 )

@@ -91,15 +91,10 @@ type foundTable struct {
 }
 
 func (s *Source) find(ctx context.Context, db DB) (found foundTable, err error) {
-	var kind, persistence string
-	var children []string
+	var kind string
 	err = db.QueryRow(ctx, `
-		SELECT c.oid, c.relkind::text, c.relpersistence::text, pg_catalog.getdatabaseencoding()::text,
-		       ARRAY(SELECT quote_ident(m.nspname) || '.' || quote_ident(h.relname)
-		             FROM pg_inherits i JOIN pg_class h ON h.oid = i.inhrelid JOIN pg_namespace m ON m.oid = h.relnamespace
-		             WHERE i.inhparent = c.oid AND c.relkind = 'r' ORDER BY 1)
-		FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-		WHERE n.nspname = $1 AND c.relname = $2`, s.Schema, s.Table).Scan(&found.oid, &kind, &persistence, &found.encoding, &children)
+		SELECT c.oid, c.relkind::text, pg_catalog.getdatabaseencoding()::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+		WHERE n.nspname = $1 AND c.relname = $2`, s.Schema, s.Table).Scan(&found.oid, &kind, &found.encoding)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		found.problem, err = fmt.Errorf("source %q: there is no table %s in this database: create it, or correct the source's table", s.Name, s.relation()), nil
@@ -107,22 +102,48 @@ func (s *Source) find(ctx context.Context, db DB) (found foundTable, err error) 
 		err = fmt.Errorf("source %q: look up table %s: %w", s.Name, s.relation(), err)
 	case kind != "r" && kind != "p": // ordinary, partitioned
 		found.problem = fmt.Errorf("source %q: %s is no table (relkind %q): only tables can be published", s.Name, s.relation(), kind)
-	case persistence != "p":
-		found.problem = fmt.Errorf("source %q: %s is unlogged or temporary, and its rows are in no WAL: ALTER TABLE %s SET LOGGED", s.Name, s.relation(), s.relation())
-	case len(children) > 0:
-		found.problem = s.Inherited(children)
+	default:
+		var problem, fix string
+		if problem, fix, err = s.Unstreamed(ctx, db, found.oid); problem != "" {
+			found.problem = fmt.Errorf("%s: %s", problem, fix)
+		}
 	}
 	return found, err
 }
 
-// Inherited is the problem of a table that others inherit from. A SELECT from it has their rows, but they come under
-// their own names in the stream, or not at all where they were made after the publication: the table would not be what
-// the stream brings. Partitions are published by their root and are none of that.
-func (s *Source) Inherited(children []string) error {
-	names := strings.Join(children, ", ")
-	return fmt.Errorf("source %q: %s inherits from %s, and its rows do not come in the stream of that: make %s a partitioned table, or separate them "+
-		"(ALTER TABLE %s NO INHERIT %s) and name each that holds events as a source of its own",
-		s.Name, names, s.relation(), s.relation(), children[0], s.relation())
+// Unstreamed looks for rows that a SELECT from the table has and its stream has not. The problem says which, "" for none;
+// the fix what to do.
+//
+//   - Rows of tables that inherit from it come under their own names in the stream, or not at all where they were made after
+//     the publication. Partitions are published by their root and are none of that.
+//   - Rows of an unlogged table, or of an unlogged partition, are in no WAL.
+func (s *Source) Unstreamed(ctx context.Context, db interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}, table uint32) (problem, fix string, err error) {
+	var children, unlogged []string
+	err = db.QueryRow(ctx, `
+		SELECT ARRAY(SELECT quote_ident(m.nspname) || '.' || quote_ident(h.relname)
+		             FROM pg_catalog.pg_inherits i JOIN pg_catalog.pg_class h ON h.oid = i.inhrelid JOIN pg_catalog.pg_namespace m ON m.oid = h.relnamespace
+		             WHERE i.inhparent = c.oid AND c.relkind = 'r' ORDER BY 1),
+		       ARRAY(SELECT quote_ident(m.nspname) || '.' || quote_ident(h.relname)
+		             FROM pg_catalog.pg_class h JOIN pg_catalog.pg_namespace m ON m.oid = h.relnamespace
+		             WHERE h.relkind = 'r' AND h.relpersistence <> 'p'
+		               AND (h.oid = c.oid OR c.relkind = 'p' AND h.oid IN (SELECT p.relid FROM pg_catalog.pg_partition_tree(c.oid) p)) ORDER BY 1)
+		FROM pg_catalog.pg_class c WHERE c.oid = $1`, table).Scan(&children, &unlogged)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows): // gone meanwhile
+		return "", "", nil
+	case err != nil:
+		return "", "", fmt.Errorf("source %q: look for tables that belong to %s: %w", s.Name, s.relation(), err)
+	case len(children) > 0:
+		return fmt.Sprintf("source %q: %s inherits from %s, and its rows do not come in the stream of that", s.Name, strings.Join(children, ", "), s.relation()),
+			fmt.Sprintf("make %s a partitioned table, or separate them (ALTER TABLE %s NO INHERIT %s) and name each that holds events as a source of its own",
+				s.relation(), children[0], s.relation()), nil
+	case len(unlogged) > 0:
+		return fmt.Sprintf("source %q: %s is unlogged or temporary, and its rows are in no WAL", s.Name, strings.Join(unlogged, ", ")),
+			fmt.Sprintf("ALTER TABLE %s SET LOGGED", unlogged[0]), nil
+	}
+	return "", "", nil
 }
 
 func (s *Source) attributes(ctx context.Context, db DB, table uint32) ([]column, error) {
@@ -189,6 +210,9 @@ func (t *Table) understand(columns []column) error {
 		return err
 	}
 	t.warnings = t.layout.Warnings()
+	if was, ok := s.knownFor(publishedRole); ok && was != "" && s.Columns.Published == "" && !t.layout.published.there() {
+		return &noColumnError{source: s, role: publishedRole, was: was}
+	}
 	if len(key) == 0 {
 		if t.layout.id.steps != nil {
 			return fmt.Errorf("source %q: %s has no primary key, and columns.id is a path, so that nothing finds a row again: add a primary key", s.Name, s.relation())
@@ -255,7 +279,26 @@ func (s *Source) knownKey(columns []column) []column {
 
 // KnownBy returns the columns by which the events of the table are known.
 func (t *Table) KnownBy() KnownBy {
-	return KnownBy{ID: t.nameOf(t.layout.id), Time: t.nameOf(t.layout.time), Key: t.Key}
+	by := KnownBy{ID: t.nameOf(t.layout.id), Time: t.nameOf(t.layout.time), Key: t.Key, Columns: make(map[string]string)}
+	for _, p := range t.layout.parts() {
+		switch name := t.nameOf(*p.field); {
+		case p.option == idRole.option, p.option == timeRole.option, p.mapped(&t.Source.Columns) != "":
+		case name != "":
+			by.Columns[p.option] = name
+		case p.option == keyRole.option && t.layout.aggregateID.there(): // which is the key then
+			by.Columns[p.option] = ""
+		}
+	}
+	if len(t.Source.Columns.Order) == 0 {
+		by.Columns[orderRole.option] = ""
+		if t.ordered {
+			by.Columns[orderRole.option] = t.order[0]
+		}
+	}
+	if len(by.Columns) == 0 {
+		by.Columns = nil // as it is read again
+	}
+	return by
 }
 
 // nameOf is the column of a field, or its path; "" for a field that is not there.
@@ -302,7 +345,11 @@ func (t *Table) findOrder(columns []column) error {
 	if t.ordered {
 		return nil
 	}
-	for _, name := range orderRole.names {
+	names := orderRole.names
+	if known, ok := t.Source.knownFor(orderRole); ok && (known == "" || slices.Contains(t.Columns, known)) {
+		names = []string{known}
+	}
+	for _, name := range names {
 		at := slices.Index(t.Columns, name)
 		if at >= 0 && slices.Contains([]string{"pg_catalog.int2", "pg_catalog.int4", "pg_catalog.int8"}, columns[at].typ) {
 			t.order, t.ordered = []string{name}, true

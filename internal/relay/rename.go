@@ -74,8 +74,13 @@ func (r *renamer) carryOverSources(ctx context.Context, s *session) error {
 	}
 	print := s.record.Fingerprint
 	print.Sources = append([]store.PublishedSource{}, print.Sources...)
+	present := make(map[string]bool)
+	for _, source := range s.record.Fingerprint.Sources {
+		present[source.Name] = present[source.Name] || !source.Former
+	}
 	for i, source := range print.Sources {
-		if name := renamed[source.Name]; name != "" && !source.Former {
+		// Of a former one with the name of one that is present nothing is carried over.
+		if name := renamed[source.Name]; name != "" && (!source.Former || !present[source.Name]) {
 			print.Sources[i].Name = name
 		}
 	}

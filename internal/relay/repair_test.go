@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/backendstart/walpost/internal/lane"
+	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/relay"
 	"github.com/backendstart/walpost/internal/subscriber/subscribertest"
 	"github.com/backendstart/walpost/internal/testdb"
@@ -307,6 +308,49 @@ func TestRelay_refusesATableThatOthersInheritFrom(t *testing.T) {
 	}
 	db.Exec(`ALTER TABLE outbox_2027 NO INHERIT outbox`)
 	eventually(t, "it is well again", func() bool { return r.Health().Ready })
+}
+
+// S-495: rows of an unlogged partition are in no WAL. The relay says so while it runs, and sends them when the partition is
+// logged again.
+func TestRelay_saysThatAPartitionIsUnlogged(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	db.Exec(`DROP TABLE outbox`)
+	db.Exec(`CREATE TABLE outbox (id bigint, event_id text, event_type text, partition_key text, payload jsonb, published_at timestamptz, PRIMARY KEY (id)) PARTITION BY RANGE (id)`)
+	db.Exec(`CREATE TABLE outbox_1 PARTITION OF outbox FOR VALUES FROM (0) TO (100)`)
+	db.Exec(`CREATE TABLE outbox_2 PARTITION OF outbox FOR VALUES FROM (100) TO (200)`)
+	sub := keeping(nil)
+	r := streaming(t, options(t, db, sub))
+	db.Exec(`ALTER TABLE outbox_1 SET UNLOGGED`)
+	eventually(t, "it says so", func() bool {
+		return strings.Contains(strings.Join(r.Health().Problems, ";"), "public.outbox_1 is unlogged")
+	})
+	db.Exec(`INSERT INTO outbox (id, event_id, event_type, partition_key, payload) VALUES (1, 'unlogged', 'x', 'a', '{}'), (101, 'logged', 'x', 'a', '{}')`)
+	sub.await(t, "logged")
+	db.Exec(`ALTER TABLE outbox_1 SET LOGGED`)
+	sub.await(t, "unlogged")
+	eventually(t, "all marks", func() bool { return unmarked(db) == 0 })
+	eventually(t, "it is well again", func() bool { return r.Health().Ready })
+}
+
+// S-496: the rows of a partition come under the name of its root where the publication carries that.
+func TestRelay_refusesAPartitionWhoseRootIsPublished(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	db.Exec(`DROP TABLE outbox`)
+	db.Exec(`CREATE TABLE outbox (id bigint, event_id text, event_type text, partition_key text, payload jsonb, published_at timestamptz, PRIMARY KEY (id)) PARTITION BY RANGE (id)`)
+	db.Exec(`CREATE TABLE outbox_1 PARTITION OF outbox FOR VALUES FROM (0) TO (100)`)
+	streaming(t, options(t, db, keeping(nil))).shutDown()
+	o := options(t, db, keeping(nil))
+	o.Sources = []*outbox.Source{{Name: "leaf", Schema: "public", Table: "outbox_1", Mark: true}}
+	wantWords(t, start(t, o).wait(), "public.outbox_1 is a partition of public.outbox", "out of the publication")
+	db.Exec(`ALTER PUBLICATION walpost DROP TABLE outbox`)
+	sub := keeping(nil)
+	o = options(t, db, sub)
+	o.Sources = []*outbox.Source{{Name: "leaf", Schema: "public", Table: "outbox_1", Mark: true}}
+	streaming(t, o)
+	db.Exec(`INSERT INTO outbox (id, event_id, event_type, partition_key, payload) VALUES (1, 'first', 'x', 'a', '{}')`)
+	sub.await(t, "first")
 }
 
 // F-35: the server gives the slot up while the relay streams: handlers end, and the rest comes from the table.

@@ -259,10 +259,19 @@ func TestRelay_sendsWhatIsOwedWhateverTheFilterIsNow(t *testing.T) {
 	r.shutDown()
 }
 
-// S-134: a source is taken out while a subscriber is owed rows of it by reference: these wait until it is back, and what
+// S-134, S-494: a source is taken out while a subscriber is owed rows of it by reference: these wait until it is back, and what
 // else the subscriber is owed is sent, as is what comes.
 func TestRelay_paysTheRestWhileASourceIsTakenOut(t *testing.T) {
 	t.Parallel()
+	for _, name := range []string{"orders", "deals"} { // as which it comes back
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			paysTheRestWhileASourceIsTakenOut(t, name)
+		})
+	}
+}
+
+func paysTheRestWhileASourceIsTakenOut(t *testing.T, name string) {
 	db := testdb.New(t)
 	orders := shop(db)
 	orders.Ours = true
@@ -299,10 +308,13 @@ func TestRelay_paysTheRestWhileASourceIsTakenOut(t *testing.T) {
 
 	back := subscribertest.Recording()
 	o = options(t, db, back)
+	orders.Name = name
 	o.Sources = []*outbox.Source{lessons(), orders}
 	streaming(t, o)
 	if got, want := back.AwaitDelivered(t, 2), []string{"order-1", "order-2"}; !slices.Equal(got, want) {
 		t.Errorf("with the source it got %v, want %v", got, want)
 	}
 	eventually(t, "nothing is owed", func() bool { return owed(db, "sub", "waiting") == 0 })
+	eventually(t, "all marks", func() bool { return db.Int(`SELECT count(*) FROM shop.events WHERE published_at IS NULL`) == 0 })
+	once(t, back, []string{"order-1", "order-2"})
 }

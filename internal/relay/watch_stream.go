@@ -133,11 +133,6 @@ func (w *streamWatch) publicationChanged(ctx context.Context, tables []*outbox.T
 	case !published.Exists:
 		return before, &changed{reason: fmt.Sprintf("publication %q is gone", w.Publication)}
 	}
-	trouble := ""
-	if len(published.Inherited) > 0 {
-		trouble = published.Inherited[0].Error()
-	}
-	w.condition.setTrouble(trouble)
 	difference := slot.Compare(before, published.Now)
 	if len(difference.Changed) > 0 {
 		return before, &changed{reason: "what the publication carries was changed: rows may be missing from the stream"}
@@ -151,7 +146,15 @@ func (w *streamWatch) publicationChanged(ctx context.Context, tables []*outbox.T
 		}
 	}
 	now := difference.Record(published.Now, difference.SecondPass)
-	return now, w.replaceFingerprint(ctx, before, now)
+	if err := w.replaceFingerprint(ctx, before, now); err != nil {
+		return before, err
+	}
+	trouble := ""
+	if len(published.Unstreamed) > 0 { // said when it is recorded: what a person does about it is a change to that
+		trouble = published.Unstreamed[0].Error()
+	}
+	w.condition.setTrouble(trouble)
+	return now, nil
 }
 
 // watchSilence tells of a sender that seems to be frozen.

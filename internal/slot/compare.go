@@ -28,18 +28,22 @@ func Compare(before, now store.Fingerprint) Difference {
 		if renamedTable {
 			at = slices.IndexFunc(before.Sources, func(b store.PublishedSource) bool { return b.OID == source.OID })
 		}
-		if at < 0 || before.Sources[at].Former {
-			current[at] = at >= 0
+		if at < 0 {
 			d.Added = append(d.Added, source.Name)
 			continue
 		}
 		known := before.Sources[at]
 		current[at] = true
-		if known.Name != source.Name {
+		// What is recorded of one that comes back under another name is its own, unless another source has had that name too.
+		if known.Name != source.Name && (!known.Former || namedOnce(known.Name, before, now)) {
 			if d.Renamed == nil {
 				d.Renamed = make(map[string]string)
 			}
 			d.Renamed[known.Name] = source.Name
+		}
+		if known.Former {
+			d.Added = append(d.Added, source.Name)
+			continue
 		}
 		if known.SecondPass {
 			d.SecondPass = append(d.SecondPass, source.Name)
@@ -63,6 +67,13 @@ func Compare(before, now store.Fingerprint) Difference {
 		}
 	}
 	return d
+}
+
+// namedOnce says whether one source alone has the name in the earlier fingerprint, and none in the later one.
+func namedOnce(name string, before, now store.Fingerprint) bool {
+	has := func(s store.PublishedSource) bool { return s.Name == name }
+	first := slices.IndexFunc(before.Sources, has)
+	return first >= 0 && !slices.ContainsFunc(before.Sources[first+1:], has) && !slices.ContainsFunc(now.Sources, has)
 }
 
 // sameOrigin says whether two sources read the same table, or messages of the same prefix.

@@ -142,6 +142,9 @@ func planPublication(f Facts, plan *Plan) error {
 		}
 		return &wal.SetupError{Problem: fmt.Sprintf("publication %q does not publish inserts", f.Publication), Fix: fix}
 	}
+	if len(f.Published.Unstreamed) > 0 {
+		return f.Published.Unstreamed[0]
+	}
 	for _, s := range f.Sources {
 		if filter := f.Published.Filters[s.Name]; filter != "" {
 			return filtered(f.Publication, s, filter)

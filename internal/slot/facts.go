@@ -41,7 +41,7 @@ type Published struct {
 	Exists, Inserts bool
 	Now             store.Fingerprint // of the sources of the configuration
 	Missing         []string          // names of sources whose tables it does not carry
-	Inherited       []error           // tables of sources that others inherit from
+	Unstreamed      []*wal.SetupError // rows of sources that their streams have not
 	Filters         map[string]string // by name of a source: the condition without which rows of it are left out; from 15 on
 }
 

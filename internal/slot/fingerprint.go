@@ -9,6 +9,7 @@ import (
 
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/store"
+	"github.com/backendstart/walpost/internal/wal"
 )
 
 // ErrNoTable means that there is no table where one is to be published.
@@ -20,10 +21,10 @@ func ReadPublished(ctx context.Context, q store.Querier, publication string, sou
 	p := Published{Exists: true}
 	var oid uint32
 	var version int
-	var allTables bool
+	var allTables, viaRoot bool
 	err := q.QueryRow(ctx, `
-		SELECT oid, oid || ':' || xmin, pubinsert, puballtables, pg_catalog.current_setting('server_version_num')::int
-		FROM pg_catalog.pg_publication WHERE pubname = $1`, publication).Scan(&oid, &p.Now.Publication, &p.Inserts, &allTables, &version)
+		SELECT oid, oid || ':' || xmin, pubinsert, puballtables, pubviaroot, pg_catalog.current_setting('server_version_num')::int
+		FROM pg_catalog.pg_publication WHERE pubname = $1`, publication).Scan(&oid, &p.Now.Publication, &p.Inserts, &allTables, &viaRoot, &version)
 	if errors.Is(err, pgx.ErrNoRows) {
 		p.Exists, err = false, nil
 	}
@@ -46,21 +47,23 @@ func ReadPublished(ctx context.Context, q store.Querier, publication string, sou
 		}
 		var carried bool
 		var condition string
-		var children []string
+		var root string
 		err := q.QueryRow(ctx, `
 			SELECT c.oid, ARRAY(SELECT e.oid || ':' || e.xmin FROM (`+entries+`) e ORDER BY e.oid),
 			       (SELECT coalesce(json_agg(json_build_object('oid', p.relid::oid::bigint, 'attached',
 			           (SELECT string_agg(i.xmin::text, ':' ORDER BY i.inhrelid) FROM pg_catalog.pg_inherits i
-			            WHERE i.inhrelid IN (SELECT a.relid FROM pg_catalog.pg_partition_ancestors(p.relid) a))) ORDER BY p.relid::oid), '[]')
-			        FROM pg_catalog.pg_partition_tree(c.oid) p WHERE c.relkind = 'p' AND p.isleaf),
-			       ARRAY(SELECT quote_ident(m.nspname) || '.' || quote_ident(h.relname) FROM pg_catalog.pg_inherits i
-			             JOIN pg_catalog.pg_class h ON h.oid = i.inhrelid JOIN pg_catalog.pg_namespace m ON m.oid = h.relnamespace
-			             WHERE i.inhparent = c.oid AND c.relkind = 'r' ORDER BY 1),
+			            WHERE i.inhrelid IN (SELECT a.relid FROM pg_catalog.pg_partition_ancestors(p.relid) a))
+			           || CASE h.relpersistence WHEN 'p' THEN '' ELSE ' unlogged' END) ORDER BY p.relid::oid), '[]')
+			        FROM pg_catalog.pg_partition_tree(c.oid) p JOIN pg_catalog.pg_class h ON h.oid = p.relid WHERE c.relkind = 'p' AND p.isleaf),
+			       coalesce((SELECT quote_ident(m.nspname) || '.' || quote_ident(h.relname) FROM pg_catalog.pg_partition_ancestors(c.oid) a
+			                 JOIN pg_catalog.pg_class h ON h.oid = a.relid JOIN pg_catalog.pg_namespace m ON m.oid = h.relnamespace
+			                 WHERE c.relispartition AND a.relid <> c.oid AND $6
+			                   AND ($4 OR EXISTS (SELECT FROM pg_catalog.pg_publication_rel r WHERE r.prpubid = $1 AND r.prrelid = a.relid)) LIMIT 1), ''),
 			       $4 OR EXISTS (SELECT FROM pg_catalog.pg_publication_tables t WHERE t.pubname = $5 AND t.schemaname = $2 AND t.tablename = $3),
 			       `+filter+`
 			FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-			WHERE n.nspname = $2 AND c.relname = $3`, oid, s.Schema, s.Table, allTables, publication).
-			Scan(&source.OID, &source.Entries, &source.Leaves, &children, &carried, &condition)
+			WHERE n.nspname = $2 AND c.relname = $3`, oid, s.Schema, s.Table, allTables, publication, viaRoot).
+			Scan(&source.OID, &source.Entries, &source.Leaves, &root, &carried, &condition)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return p, fmt.Errorf("%w: source %q: there is no table %s.%s in this database", ErrNoTable, s.Name, s.Schema, s.Table)
 		}
@@ -68,8 +71,17 @@ func ReadPublished(ctx context.Context, q store.Querier, publication string, sou
 			return p, fmt.Errorf("read what is published of table %s.%s: %w", s.Schema, s.Table, err)
 		}
 		p.Now.Sources = append(p.Now.Sources, source)
-		if len(children) > 0 {
-			p.Inherited = append(p.Inherited, s.Inherited(children))
+		problem, fix, err := s.Unstreamed(ctx, q, source.OID)
+		if err != nil {
+			return p, err
+		}
+		if problem == "" && root != "" {
+			problem = fmt.Sprintf("source %q: %s.%s is a partition of %s, which publication %q carries: its rows come under that name, and to no subscriber of this source",
+				s.Name, s.Schema, s.Table, root, publication)
+			fix = fmt.Sprintf("take %s out of the publication (ALTER PUBLICATION … DROP TABLE), or name it as the source instead", root)
+		}
+		if problem != "" {
+			p.Unstreamed = append(p.Unstreamed, &wal.SetupError{Problem: problem, Fix: fix})
 		}
 		if !carried {
 			p.Missing = append(p.Missing, s.Name)

@@ -41,6 +41,8 @@ type KnownBy struct {
 	ID   string   `json:"id,omitempty"`
 	Time string   `json:"time,omitempty"`
 	Key  []string `json:"key,omitempty"` // by which a row is found: the primary key
+	// Columns are those of the other parts of an event that were found by name; "" is none.
+	Columns map[string]string `json:"columns,omitempty"`
 }
 
 // KnownOf returns by which columns the events of a table are known; false where nothing is recorded, also of the slot.
