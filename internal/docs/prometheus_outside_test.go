@@ -23,7 +23,7 @@ import (
 )
 
 // scale is how long a duration of the rules is in these tests. What takes a relay seconds whatever the rules say, such as
-// a takeover (1 to 5 s), a look at the slot (5 s) and a probe, must stay short beside the shortest of them: up to two
+// a takeover (1 to 5 s), a look at the slot (5 s) and a probe, must stay short compared with the shortest of them: up to two
 // minutes are a tenth, and what is beyond is a sixtieth. So 1m is 6 s, 2m 12 s, 5m 15 s, 10m 20 s, 15m 25 s, 30m 40 s, 1h
 // 70 s, 6h six minutes, and what was longer stays longer. Thresholds are not scaled.
 func scale(d time.Duration) time.Duration {
@@ -128,8 +128,8 @@ func (p *scraper) scrape(t *testing.T, job string, ops ...string) {
 	}
 }
 
-// ask reads what Prometheus answers into data.
-func (p *scraper) ask(t *testing.T, route string, parameters url.Values, data any) {
+// askRoute reads what Prometheus answers into data.
+func (p *scraper) askRoute(t *testing.T, route string, parameters url.Values, data any) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
@@ -160,7 +160,7 @@ func (p *scraper) firing(t *testing.T, job string, but ...string) (names []strin
 			State  string
 		}
 	}
-	p.ask(t, "/api/v1/alerts", nil, &answer)
+	p.askRoute(t, "/api/v1/alerts", nil, &answer)
 	for _, a := range answer.Alerts {
 		if a.State == "firing" && a.Labels["job"] == job && !slices.Contains(but, a.Labels["alertname"]) {
 			names = append(names, a.Labels["alertname"])
@@ -179,7 +179,7 @@ func (p *scraper) series(t *testing.T, query string) (found []map[string]string)
 			Value  [2]any // when, and the number as text
 		}
 	}
-	p.ask(t, "/api/v1/query", url.Values{"query": {query}}, &answer)
+	p.askRoute(t, "/api/v1/query", url.Values{"query": {query}}, &answer)
 	for _, r := range answer.Result {
 		if r.Value[1] != "NaN" {
 			found = append(found, r.Metric)
