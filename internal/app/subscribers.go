@@ -57,14 +57,14 @@ func Subscribers() Kinds {
 	return Kinds{
 		"achievements": {New: func(r Resources) (subscriber.Subscriber, error) {
 			return lessons.NewAchievements(r.Pool, r.Slot, r.Log), nil
-		}},
+		}, Kind: config.Kind{OwnName: true}},
 		"analytics": {New: func(r Resources) (subscriber.Subscriber, error) {
 			return lessons.NewAnalytics(r.Pool, r.Slot, r.Log), nil
-		}},
-		"notifications": {New: newNotifications},
+		}, Kind: config.Kind{OwnName: true}},
+		"notifications": {New: newNotifications, Kind: config.Kind{OwnName: true}},
 		"recommendations": {New: func(r Resources) (subscriber.Subscriber, error) {
 			return lessons.NewRecommendations(r.Pool, r.Slot, r.Log), nil
-		}},
+		}, Kind: config.Kind{OwnName: true}},
 		"file": destination(newOf[file.Config], func(r Resources, c *file.Config) (subscriber.Subscriber, error) {
 			o := c.Of(r.Config)
 			o.Envelope = r.envelope()

@@ -119,8 +119,11 @@ func (c *checker) source(s Source, tables map[string]bool) {
 	case s.Messages != "":
 		c.messages(s)
 	default:
-		if _, _, ok := SplitTable(s.Table); !ok {
+		switch schema, _, ok := SplitTable(s.Table); {
+		case !ok:
 			c.fail("table", "%q is not schema.table, as in public.outbox; a name with a dot stands in double quotes", s.Table)
+		case schema == "walpost":
+			c.fail("table", "%q is one of walpost's own tables", s.Table)
 		}
 	}
 	place := s.Table + "\x00" + s.Messages
@@ -182,8 +185,17 @@ func (c *checker) messages(s Source) {
 }
 
 func (c *checker) subscriber(s Subscriber, sources map[string]bool) {
-	if _, known := c.kinds[s.Kind]; s.Name != "" && !known {
+	switch kind, known := c.kinds[s.Kind]; {
+	case s.Name != "" && !known:
 		c.fail("kind", "%q is not known here: there are %s", s.Kind, strings.Join(c.kinds.names(), ", "))
+	case kind.OwnName && s.Name != s.Kind:
+		c.fail("name", "a subscriber of kind %s can only be named %s: its rows carry that name", s.Kind, s.Kind)
+	}
+	if s.Events != nil && len(s.Events) == 0 {
+		c.fail("events", "is an empty list, which would be all events: leave the key out for all, or pause the subscriber")
+	}
+	if s.Sources != nil && len(s.Sources) == 0 {
+		c.fail("sources", "is an empty list, which would be all sources: leave the key out for all")
 	}
 	for _, source := range s.Sources {
 		if !sources[source] {

@@ -22,6 +22,8 @@ type Kind struct {
 	Defaults func(s *Subscriber)
 	// Pipeline tells that its subscribers report delivery by delivery (subscriber.Pipeline): these alone have in_flight.
 	Pipeline bool
+	// OwnName tells that there can be one subscriber of the kind, with the name of the kind.
+	OwnName bool
 }
 
 // inFlight is the key of kinds that are pipelines, and its default.

@@ -74,7 +74,7 @@ func testKinds() Kinds {
 	patient.Defaults = func(s *Subscriber) { s.Standstill = Duration(10e9) }
 	kinds := Kinds{"recording": send, "sending": patient}
 	for _, name := range LessonKinds {
-		kinds[name] = Kind{}
+		kinds[name] = Kind{OwnName: true}
 	}
 	return kinds
 }
@@ -233,6 +233,23 @@ func TestParse_stopsAtSyntaxErrorsAndUnknownKeysAndShowsTheLine(t *testing.T) {
 			wantProblems(t, err, test.want)
 		})
 	}
+}
+
+// S-498: an empty list from a template would be everything, and a name that a kind cannot have was found at the start alone.
+func TestParse_refusesWhatWouldMeanSomethingElse(t *testing.T) {
+	const file = `sources:
+  - {name: own, table: walpost.owed}
+subscribers:
+  - {name: second, kind: achievements}
+  - {name: nothing, kind: recording, events: [], sources: []}
+`
+	_, err := parse(t, file, nil)
+	wantProblems(t, err,
+		"yaml:2: source \"own\": table: \"walpost.owed\" is one of walpost's own tables",
+		"yaml:4: subscriber \"second\": name: a subscriber of kind achievements can only be named achievements",
+		"yaml:5: subscriber \"nothing\": events: is an empty list",
+		"yaml:5: subscriber \"nothing\": sources: is an empty list",
+	)
 }
 
 func TestParse_namesOfAFileReplaceBothDefaults(t *testing.T) {
@@ -632,7 +649,7 @@ subscribers:
     kind: file
     url: https://billing.example/hooks
   - {name: second, kind: achievements, format: payload, path: /x}
-  - {name: third, kind: analytics}
+  - {name: analytics}
 `
 	path := filepath.Join(t.TempDir(), "w.yaml")
 	if err := os.WriteFile(path, []byte(file), 0o600); err != nil {

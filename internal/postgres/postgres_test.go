@@ -137,9 +137,11 @@ func TestErrors_containNoPieceOfThePassword(t *testing.T) {
 func TestOpen_saysWhatToDo(t *testing.T) {
 	db := testdb.NewEmpty(t)
 	noDatabase := strings.Replace(db.DSN, db.Name, "no_such_database", 1)
+	preferring := strings.Replace(noDatabase, "sslmode=disable", "sslmode=prefer", 1)
 	wrongPassword := strings.Replace(db.DSN, "//postgres:", "//postgres:x", 1)
 	for _, c := range []struct{ name, dsn, want string }{
 		{"no such database", noDatabase, "create the database"},
+		{"no such database, with TLS if there is some", preferring, "create the database"},
 		{"wrong password", wrongPassword, "check user, password"},
 		// S-178: once, in words, with the part of the connection string that is at fault.
 		{"no one listens", "postgres://me@127.0.0.1:1/db", `user "me": nothing listens there (connection refused): is the server running, and are host and port right?`},
@@ -154,6 +156,8 @@ func TestOpen_saysWhatToDo(t *testing.T) {
 	} {
 		if _, err := postgres.Open(t.Context(), c.dsn, "walpost/test"); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: got %v, want %q in it", c.name, err, c.want)
+		} else if strings.Contains(err.Error(), "takes no TLS") != strings.Contains(c.want, "TLS") { // S-497
+			t.Errorf("%s: says that the server takes no TLS, or does not: %v", c.name, err)
 		} else if strings.Count(err.Error(), "refused)") > strings.Count(c.dsn, ",")+1 {
 			t.Errorf("%s: said more than once: %v", c.name, err)
 		}

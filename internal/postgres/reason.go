@@ -19,11 +19,13 @@ var connectReasons = []struct{ text, words string }{
 	{"no route to host", "there is no way to that host (no route to host): is it running, and is the host right?"},
 	{"i/o timeout", "nothing answers (timeout): are host and port right, or does a firewall stand in between?"},
 	{"context deadline exceeded", "nothing answers (timeout): are host and port right, or does a firewall stand in between?"},
-	{"server refused TLS connection", "the server takes no TLS: turn it on there (ssl = on), or say with sslmode=disable that the network is trusted"},
+	{"server refused TLS connection", noTLS},
 	{"x509:", "the server's certificate is not trusted or not of that host: correct sslrootcert or the host, or the certificate"},
 	{"tls:", "TLS fails: look at sslmode, sslrootcert, sslcert and sslkey"},
 	{"ValidateConnect failed", "the server is not one that target_session_attrs asks for"},
 }
+
+const noTLS = "the server takes no TLS: turn it on there (ssl = on), or say with sslmode=disable that the network is trusted"
 
 // place is what a driver's error begins with: where it went to, and at which step it failed.
 var place = regexp.MustCompile(`^(\S+) \([^)]*\): (?:dial error: |server error: |tls error: |failed to \w+ \w+: )?`)
@@ -51,6 +53,11 @@ func connectReason(err error) string {
 			failures = append(failures, f)
 		}
 	}
+	// By default a driver tries a server first with TLS and then without: what the second try failed at is the reason.
+	all := slices.Clone(failures)
+	failures = slices.DeleteFunc(failures, func(f failure) bool {
+		return f.words == noTLS && slices.ContainsFunc(all, func(other failure) bool { return other.at == f.at && other.words != noTLS })
+	})
 	hosts := make(map[string]bool)
 	for _, f := range failures {
 		hosts[f.at] = true
