@@ -102,6 +102,9 @@ var statements = []statement{
 	{name: "SetLogged", before: []string{`DROP PUBLICATION walpost`, `ALTER TABLE outbox SET UNLOGGED`}, print: func(*harness) advice.Statement { return advice.SetLogged(outbox) },
 		changes: []string{"~relation outbox", "~relation outbox_event_id_key", "~relation outbox_pkey", "~relation idx_outbox_unpublished"},
 		from15:  []string{"~relation outbox_id_seq"}}, // before, sequences are always logged
+	{name: "NoInherit", before: []string{`CREATE TABLE child (PRIMARY KEY (id)) INHERITS (outbox)`}, print: func(*harness) advice.Statement {
+		return advice.NoInherit(pgx.Identifier{"public", "child"}, outbox)
+	}}, // what inherits from what is in no row that testdb.Changes compares
 	{name: "AddPublishedColumn", before: []string{`ALTER TABLE outbox DROP published_at`}, print: func(*harness) advice.Statement { return advice.AddPublishedColumn(outbox) },
 		changes: []string{"+column outbox.published_at", "-row outbox", "+row outbox"}},
 	{name: "CountAsPublished", print: func(*harness) advice.Statement {

@@ -11,6 +11,11 @@ func SetLogged(table pgx.Identifier) Statement {
 	return Statement{"ALTER TABLE " + table.Sanitize() + " SET LOGGED"}
 }
 
+// NoInherit separates a table from the one that it inherits from; its rows stay.
+func NoInherit(child, parent pgx.Identifier) Statement {
+	return Statement{"ALTER TABLE " + child.Sanitize() + " NO INHERIT " + parent.Sanitize()}
+}
+
 // AddPublishedColumn adds the column that walpost marks. The rows that are there count as published, those that come
 // are not. Two statements would let every row be born published that comes between them, or for ever where the second
 // fails; so the default is taken back by the statement that gives it.

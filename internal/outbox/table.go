@@ -102,48 +102,8 @@ func (s *Source) find(ctx context.Context, db DB) (found foundTable, err error) 
 		err = fmt.Errorf("source %q: look up table %s: %w", s.Name, s.relation(), err)
 	case kind != "r" && kind != "p": // ordinary, partitioned
 		found.problem = fmt.Errorf("source %q: %s is no table (relkind %q): only tables can be published", s.Name, s.relation(), kind)
-	default:
-		var problem, fix string
-		if problem, fix, err = s.Unstreamed(ctx, db, found.oid); problem != "" {
-			found.problem = fmt.Errorf("%s: %s", problem, fix)
-		}
 	}
 	return found, err
-}
-
-// Unstreamed looks for rows that a SELECT from the table has and its stream has not. The problem says which, "" for none;
-// the fix what to do.
-//
-//   - Rows of tables that inherit from it come under their own names in the stream, or not at all where they were made after
-//     the publication. Partitions are published by their root and are none of that.
-//   - Rows of an unlogged table, or of an unlogged partition, are in no WAL.
-func (s *Source) Unstreamed(ctx context.Context, db interface {
-	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
-}, table uint32) (problem, fix string, err error) {
-	var children, unlogged []string
-	err = db.QueryRow(ctx, `
-		SELECT ARRAY(SELECT quote_ident(m.nspname) || '.' || quote_ident(h.relname)
-		             FROM pg_catalog.pg_inherits i JOIN pg_catalog.pg_class h ON h.oid = i.inhrelid JOIN pg_catalog.pg_namespace m ON m.oid = h.relnamespace
-		             WHERE i.inhparent = c.oid AND c.relkind = 'r' ORDER BY 1),
-		       ARRAY(SELECT quote_ident(m.nspname) || '.' || quote_ident(h.relname)
-		             FROM pg_catalog.pg_class h JOIN pg_catalog.pg_namespace m ON m.oid = h.relnamespace
-		             WHERE h.relkind = 'r' AND h.relpersistence <> 'p'
-		               AND (h.oid = c.oid OR c.relkind = 'p' AND h.oid IN (SELECT p.relid FROM pg_catalog.pg_partition_tree(c.oid) p)) ORDER BY 1)
-		FROM pg_catalog.pg_class c WHERE c.oid = $1`, table).Scan(&children, &unlogged)
-	switch {
-	case errors.Is(err, pgx.ErrNoRows): // gone meanwhile
-		return "", "", nil
-	case err != nil:
-		return "", "", fmt.Errorf("source %q: look for tables that belong to %s: %w", s.Name, s.relation(), err)
-	case len(children) > 0:
-		return fmt.Sprintf("source %q: %s inherits from %s, and its rows do not come in the stream of that", s.Name, strings.Join(children, ", "), s.relation()),
-			fmt.Sprintf("make %s a partitioned table, or separate them (ALTER TABLE %s NO INHERIT %s) and name each that holds events as a source of its own",
-				s.relation(), children[0], s.relation()), nil
-	case len(unlogged) > 0:
-		return fmt.Sprintf("source %q: %s is unlogged or temporary, and its rows are in no WAL", s.Name, strings.Join(unlogged, ", ")),
-			fmt.Sprintf("ALTER TABLE %s SET LOGGED", unlogged[0]), nil
-	}
-	return "", "", nil
 }
 
 func (s *Source) attributes(ctx context.Context, db DB, table uint32) ([]column, error) {

@@ -78,7 +78,7 @@ func TestRelay_stopsWithTheNameOfAColumnThatIsGoneAndKeepsTheEvents(t *testing.T
 	db.Exec(`ALTER TABLE outbox RENAME COLUMN event_type TO what`)
 	db.Exec(`INSERT INTO outbox (event_id, what, partition_key, payload) VALUES ('meanwhile', 't', 'a', '{}')`)
 	for range 2 { // a restart changes nothing
-		if err := r.wait(); err == nil || !strings.Contains(err.Error(), `"event_type" of public.outbox`) {
+		if err := r.wait(); err == nil || !strings.Contains(err.Error(), "event_type") {
 			t.Errorf("the relay ended with %v, want the name of the column", err)
 		}
 		r = start(t, options(t, db, sub))

@@ -297,17 +297,15 @@ func TestRelay_refusesATableThatOthersInheritFrom(t *testing.T) {
 	db.Exec(`CREATE TABLE outbox_2027 (PRIMARY KEY (id)) INHERITS (outbox)`)
 	eventually(t, "it says so", func() bool {
 		h := r.Health()
-		return !h.Ready && strings.Contains(strings.Join(h.Problems, ";"), "public.outbox_2027 inherits from")
+		return !h.Ready && strings.Contains(strings.Join(h.Problems, ";"), `"public"."outbox_2027" inherits from`)
 	})
 	insert(db, "still", "a")
 	sub.await(t, "still")
-	second := options(t, db, keeping(nil))
-	second.Slot += "_2"
-	if err := relay.New(second).Run(t.Context()); err == nil || !strings.Contains(err.Error(), "NO INHERIT") {
-		t.Errorf("a start ends with %v, want what to do", err)
-	}
 	db.Exec(`ALTER TABLE outbox_2027 NO INHERIT outbox`)
 	eventually(t, "it is well again", func() bool { return r.Health().Ready })
+	db.Exec(`ALTER TABLE outbox_2027 INHERIT outbox`)
+	r.shutDown()
+	wantWords(t, start(t, options(t, db, sub)).wait(), "inherits from", "NO INHERIT")
 }
 
 // S-495: rows of an unlogged partition are in no WAL. The relay says so while it runs, and sends them when the partition is
@@ -323,7 +321,7 @@ func TestRelay_saysThatAPartitionIsUnlogged(t *testing.T) {
 	r := streaming(t, options(t, db, sub))
 	db.Exec(`ALTER TABLE outbox_1 SET UNLOGGED`)
 	eventually(t, "it says so", func() bool {
-		return strings.Contains(strings.Join(r.Health().Problems, ";"), "public.outbox_1 is unlogged")
+		return strings.Contains(strings.Join(r.Health().Problems, ";"), `"public"."outbox_1" is unlogged`)
 	})
 	db.Exec(`INSERT INTO outbox (id, event_id, event_type, partition_key, payload) VALUES (1, 'unlogged', 'x', 'a', '{}'), (101, 'logged', 'x', 'a', '{}')`)
 	sub.await(t, "logged")

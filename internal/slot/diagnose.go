@@ -127,6 +127,8 @@ func refuseForeign(f Facts) error {
 // as it was at each point of the WAL, so a publication that is younger than the slot does not exist for it.
 func planPublication(f Facts, plan *Plan) error {
 	switch {
+	case len(f.Published.Unstreamed) > 0:
+		return f.Published.Unstreamed[0]
 	case !f.Published.Exists && f.Server != nil && f.Record == nil:
 		return &wal.SetupError{
 			Problem: fmt.Sprintf("publication %q does not exist, but its slot does: a slot brings nothing of a publication that is younger", f.Publication),
@@ -141,9 +143,6 @@ func planPublication(f Facts, plan *Plan) error {
 			fix = "choose another name with publication (WALPOST_PUBLICATION) and let walpost make it, or let the owner of this one publish inserts"
 		}
 		return &wal.SetupError{Problem: fmt.Sprintf("publication %q does not publish inserts", f.Publication), Fix: fix}
-	}
-	if len(f.Published.Unstreamed) > 0 {
-		return f.Published.Unstreamed[0]
 	}
 	for _, s := range f.Sources {
 		if filter := f.Published.Filters[s.Name]; filter != "" {

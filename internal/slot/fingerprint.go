@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/backendstart/walpost/internal/advice"
 	"github.com/backendstart/walpost/internal/outbox"
 	"github.com/backendstart/walpost/internal/store"
 	"github.com/backendstart/walpost/internal/wal"
@@ -71,17 +72,18 @@ func ReadPublished(ctx context.Context, q store.Querier, publication string, sou
 			return p, fmt.Errorf("read what is published of table %s.%s: %w", s.Schema, s.Table, err)
 		}
 		p.Now.Sources = append(p.Now.Sources, source)
-		problem, fix, err := s.Unstreamed(ctx, q, source.OID)
+		unstreamed, err := findUnstreamed(ctx, q, s, source.OID)
 		if err != nil {
 			return p, err
 		}
-		if problem == "" && root != "" {
-			problem = fmt.Sprintf("source %q: %s.%s is a partition of %s, which publication %q carries: its rows come under that name, and to no subscriber of this source",
-				s.Name, s.Schema, s.Table, root, publication)
-			fix = fmt.Sprintf("take %s out of the publication (ALTER PUBLICATION … DROP TABLE), or name it as the source instead", root)
+		if unstreamed == nil && root != "" {
+			unstreamed = &wal.SetupError{
+				Problem: fmt.Sprintf("source %q: %s.%s is a partition of %s, which publication %q carries: its rows come under that name, and to no subscriber of this source",
+					s.Name, s.Schema, s.Table, root, publication),
+				Fix: fmt.Sprintf("take %s out of the publication, or name it as the source instead", root)}
 		}
-		if problem != "" {
-			p.Unstreamed = append(p.Unstreamed, &wal.SetupError{Problem: problem, Fix: fix})
+		if unstreamed != nil {
+			p.Unstreamed = append(p.Unstreamed, unstreamed)
 		}
 		if !carried {
 			p.Missing = append(p.Missing, s.Name)
@@ -94,4 +96,37 @@ func ReadPublished(ctx context.Context, q store.Querier, publication string, sou
 		}
 	}
 	return p, nil
+}
+
+// findUnstreamed looks for rows that a SELECT from a source's table has and its stream has not; nil where there are none.
+//
+//   - Rows of tables that inherit from it come under their own names in the stream, or not at all where they were made after
+//     the publication. Partitions are published by their root and are none of that.
+//   - Rows of an unlogged partition are in no WAL. Of a whole table that is unlogged, the server publishes nothing.
+func findUnstreamed(ctx context.Context, q store.Querier, s *outbox.Source, table uint32) (*wal.SetupError, error) {
+	const names = `ARRAY(SELECT ARRAY[m.nspname::text, h.relname::text] FROM pg_catalog.pg_class h JOIN pg_catalog.pg_namespace m ON m.oid = h.relnamespace WHERE h.relkind = 'r' AND `
+	var children, unlogged [][]string
+	err := q.QueryRow(ctx, `
+		SELECT `+names+`c.relkind = 'r' AND h.oid IN (SELECT i.inhrelid FROM pg_catalog.pg_inherits i WHERE i.inhparent = c.oid) ORDER BY 1),
+		       `+names+`c.relkind = 'p' AND h.relpersistence <> 'p' AND h.oid IN (SELECT p.relid FROM pg_catalog.pg_partition_tree(c.oid) p) ORDER BY 1)
+		FROM pg_catalog.pg_class c WHERE c.oid = $1`, table).Scan(&children, &unlogged)
+	parent := pgx.Identifier{s.Schema, s.Table}
+	switch {
+	case errors.Is(err, pgx.ErrNoRows): // gone meanwhile
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("source %q: look for tables that belong to %s: %w", s.Name, parent.Sanitize(), err)
+	case len(children) > 0:
+		child := pgx.Identifier(children[0])
+		return &wal.SetupError{
+			Problem: fmt.Sprintf("source %q: %s inherits from %s, and its rows do not come in the stream of that", s.Name, child.Sanitize(), parent.Sanitize()),
+			Fix: fmt.Sprintf("make it a partition of a partitioned table; or %s, and name it as a source of its own if it holds events",
+				advice.NoInherit(child, parent))}, nil
+	case len(unlogged) > 0:
+		leaf := pgx.Identifier(unlogged[0])
+		return &wal.SetupError{
+			Problem: fmt.Sprintf("source %q: the partition %s is unlogged, and its rows are in no WAL", s.Name, leaf.Sanitize()),
+			Fix:     advice.SetLogged(leaf).String()}, nil
+	}
+	return nil, nil
 }
