@@ -29,6 +29,9 @@ type refusal struct {
 	from int64
 }
 
+const byRange = `CREATE TABLE outbox (id bigint PRIMARY KEY, event_id text, event_type text, partition_key text, payload jsonb, created_at timestamptz,
+	published_at timestamptz) PARTITION BY RANGE (id)`
+
 var refusals = []refusal{
 	{problem: `slot %q is a physical slot`, check: "slot", seed: func(h *harness) {
 		h.db.Exec("SELECT pg_create_physical_replication_slot($1)", h.db.Name)
@@ -65,6 +68,16 @@ var refusals = []refusal{
 	}},
 	{problem: `slot %q marks the rows of %s already, and a mark stands for the subscribers of one slot`, check: "start",
 		seed: then((*harness).relay, func(h *harness) { h.options.Slot += "_new" })},
+	{problem: `source %q: %s inherits from %s, and its rows do not come in the stream of that`, check: "start",
+		seed: then((*harness).relay, run("CREATE TABLE outbox_2027 (PRIMARY KEY (id)) INHERITS (outbox)"))},
+	{problem: `source %q: the partition %s is unlogged, and its rows are in no WAL`, check: "start",
+		seed: run("DROP TABLE outbox", byRange, "CREATE UNLOGGED TABLE outbox_1 PARTITION OF outbox FOR VALUES FROM (0) TO (100)", makePublication)},
+	{problem: `source %q: %s.%s is a partition of %s, which publication %q carries: its rows come under that name, and to no subscriber of this source`, check: "start",
+		seed: func(h *harness) {
+			run("DROP TABLE outbox", byRange, "CREATE TABLE outbox_1 PARTITION OF outbox FOR VALUES FROM (0) TO (100)",
+				"CREATE PUBLICATION walpost FOR TABLE outbox WITH (publish = 'insert', publish_via_partition_root = true)")(h)
+			h.options.Sources[0].Table = "outbox_1"
+		}},
 	{problem: `subscriber %q is to take over from %q, and both are known to the slot: which position and which debt are meant?`, check: "start",
 		seed: bothNamesKnown},
 	{problem: `sources are to take over what is recorded under former names (%v), and a new name has records of the same events already`, check: "start",
