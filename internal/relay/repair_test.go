@@ -223,14 +223,19 @@ func TestRelay_tellsThatATableIsGoneAndGoesOnWhenItIsBack(t *testing.T) {
 	eventually(t, "it is well", func() bool { return r.Health().Ready })
 }
 
+// partitionByID makes the outbox again as a partitioned table, with a partition for ids below 100.
+func partitionByID(db *testdb.DB) {
+	db.Exec(`DROP TABLE outbox`)
+	db.Exec(`CREATE TABLE outbox (id bigint, event_id text, event_type text, partition_key text, payload jsonb, published_at timestamptz, PRIMARY KEY (id)) PARTITION BY RANGE (id)`)
+	db.Exec(`CREATE TABLE outbox_1 PARTITION OF outbox FOR VALUES FROM (0) TO (100)`)
+}
+
 // F-13: a partition that is attached brings rows that were never streamed; one that is made empty needs no
 // repair.
 func TestRelay_sendsTheRowsOfAPartitionThatIsAttached(t *testing.T) {
 	t.Parallel()
 	db := testdb.New(t)
-	db.Exec(`DROP TABLE outbox`)
-	db.Exec(`CREATE TABLE outbox (id bigint, event_id text, event_type text, partition_key text, payload jsonb, published_at timestamptz, PRIMARY KEY (id)) PARTITION BY RANGE (id)`)
-	db.Exec(`CREATE TABLE outbox_1 PARTITION OF outbox FOR VALUES FROM (0) TO (100)`)
+	partitionByID(db)
 	db.Exec(`CREATE TABLE loose (LIKE outbox INCLUDING ALL)`)
 	row := func(table, id string, n int) {
 		db.Exec(`INSERT INTO `+table+` (id, event_id, event_type, partition_key, payload) VALUES ($1, $2, 'x', 'a', '{}')`, n, id)
@@ -262,9 +267,7 @@ func TestRelay_sendsTheRowsOfAPartitionThatIsAttached(t *testing.T) {
 func TestRelay_sendsTheRowsOfAPartitionThatIsAttachedAgain(t *testing.T) {
 	t.Parallel()
 	db := testdb.New(t)
-	db.Exec(`DROP TABLE outbox`)
-	db.Exec(`CREATE TABLE outbox (id bigint, event_id text, event_type text, partition_key text, payload jsonb, published_at timestamptz, PRIMARY KEY (id)) PARTITION BY RANGE (id)`)
-	db.Exec(`CREATE TABLE outbox_1 PARTITION OF outbox FOR VALUES FROM (0) TO (100)`)
+	partitionByID(db)
 	load := func(id string, n int) { // the server takes several statements as one transaction
 		db.Exec(`ALTER TABLE outbox DETACH PARTITION outbox_1;
 			INSERT INTO outbox_1 (id, event_id, event_type, partition_key, payload) VALUES (` + fmt.Sprint(n) + `, '` + id + `', 'x', 'a', '{}');
@@ -313,9 +316,7 @@ func TestRelay_refusesATableThatOthersInheritFrom(t *testing.T) {
 func TestRelay_saysThatAPartitionIsUnlogged(t *testing.T) {
 	t.Parallel()
 	db := testdb.New(t)
-	db.Exec(`DROP TABLE outbox`)
-	db.Exec(`CREATE TABLE outbox (id bigint, event_id text, event_type text, partition_key text, payload jsonb, published_at timestamptz, PRIMARY KEY (id)) PARTITION BY RANGE (id)`)
-	db.Exec(`CREATE TABLE outbox_1 PARTITION OF outbox FOR VALUES FROM (0) TO (100)`)
+	partitionByID(db)
 	db.Exec(`CREATE TABLE outbox_2 PARTITION OF outbox FOR VALUES FROM (100) TO (200)`)
 	sub := keeping(nil)
 	r := streaming(t, options(t, db, sub))
@@ -335,9 +336,7 @@ func TestRelay_saysThatAPartitionIsUnlogged(t *testing.T) {
 func TestRelay_refusesAPartitionWhoseRootIsPublished(t *testing.T) {
 	t.Parallel()
 	db := testdb.New(t)
-	db.Exec(`DROP TABLE outbox`)
-	db.Exec(`CREATE TABLE outbox (id bigint, event_id text, event_type text, partition_key text, payload jsonb, published_at timestamptz, PRIMARY KEY (id)) PARTITION BY RANGE (id)`)
-	db.Exec(`CREATE TABLE outbox_1 PARTITION OF outbox FOR VALUES FROM (0) TO (100)`)
+	partitionByID(db)
 	streaming(t, options(t, db, keeping(nil))).shutDown()
 	o := options(t, db, keeping(nil))
 	o.Sources = []*outbox.Source{{Name: "leaf", Schema: "public", Table: "outbox_1", Mark: true}}
