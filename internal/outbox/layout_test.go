@@ -305,3 +305,20 @@ func TestEvent_namesDoNotKeepALargePayloadAlive(t *testing.T) {
 	}
 	runtime.KeepAlive(keys)
 }
+
+// A column that is there and is not meant is mapped to none; what every event needs cannot be, and a column may have that
+// name.
+func TestLayout_leavesOutWhatIsMappedToNone(t *testing.T) {
+	row := []string{"id", "7", "type", "x", "payload", "{}", "aggregate_id", "a", "created_at", "2024-03-10 06:30:00+00"}
+	none := outbox.Source{Columns: outbox.Columns{Time: "none", AggregateID: "none"}}
+	if e := eventOf(t, none, row...); e.OccurredAt != "" || e.AggregateID != "" || e.Key != "" {
+		t.Errorf("got time %q, aggregate %q, key %q; want none of them", e.OccurredAt, e.AggregateID, e.Key)
+	}
+	if e := eventOf(t, none, append(row, "none", "later")...); e.OccurredAt != "later" {
+		t.Errorf("got time %q, want that of the column none", e.OccurredAt)
+	}
+	required := outbox.Source{Columns: outbox.Columns{Type: "none"}}
+	if _, err := required.Layout([]string{"id", "type", "payload"}); err == nil {
+		t.Error("an event without a type")
+	}
+}
